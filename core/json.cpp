@@ -1,0 +1,168 @@
+#include "core/json.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <vector>
+
+#include "core/error.hpp"
+
+namespace moeplan {
+namespace {
+
+/// Builds the document while nlohmann's parser (which keeps its own stack, so depth cannot overflow ours) reads.
+class Builder final : public nlohmann::json_sax<Json> {
+ public:
+  Builder(const std::string& where, std::size_t max_depth) : where_(where), max_depth_(max_depth) {}
+
+  Json take() { return std::move(root_); }
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool v) override { return put(v); }
+  bool number_integer(number_integer_t v) override { return put(v); }
+  bool number_unsigned(number_unsigned_t v) override { return put(v); }
+  bool number_float(number_float_t v, const string_t& text) override {
+    if (text.size() > 64) throw InputError(where_, "a number literal of " + std::to_string(text.size()) + " characters");
+    return put(v);
+  }
+  bool string(string_t& v) override { return put(std::move(v)); }
+  bool binary(binary_t&) override { return false; }
+  bool start_object(std::size_t) override { keys_.emplace_back(); return open(Json::object()); }
+  bool start_array(std::size_t) override { return open(Json::array()); }
+  bool end_object() override { keys_.pop_back(); open_.pop_back(); return true; }
+  bool end_array() override { open_.pop_back(); return true; }
+  bool key(string_t& k) override {
+    if (!keys_.back().insert(k).second) throw InputError(where_, "key " + quoted(k) + " stands twice in one object");
+    key_ = std::move(k);
+    return true;
+  }
+  bool parse_error(std::size_t position, const std::string& token, const nlohmann::detail::exception& e) override {
+    std::string what = e.what();
+    if (const auto colon = what.rfind("; "); colon != std::string::npos) what = what.substr(colon + 2);
+    else if (const auto dash = what.rfind(" - "); dash != std::string::npos) what = what.substr(dash + 3);
+    throw InputError(where_, fmt::format("not valid JSON at byte {} near {}: {}", position, quoted(token, 24),
+                                         quoted(what, 120).substr(1)));
+  }
+
+ private:
+  template <class V>
+  Json* put_value(V&& v) {
+    if (open_.empty()) { root_ = Json(std::forward<V>(v)); return &root_; }
+    Json& parent = *open_.back();
+    if (parent.is_array()) { parent.push_back(Json(std::forward<V>(v))); return &parent.back(); }
+    // Duplicates are refused in key(); emplace at the back keeps large objects linear.
+    auto& object = parent.get_ref<Json::object_t&>();
+    object.push_back({std::move(key_), Json(std::forward<V>(v))});
+    return &object.back().second;
+  }
+  template <class V>
+  bool put(V&& v) { put_value(std::forward<V>(v)); return true; }
+  bool open(Json container) {
+    if (open_.size() >= max_depth_) throw InputError(where_, fmt::format("nested deeper than {} levels", max_depth_));
+    open_.push_back(put_value(std::move(container)));
+    return true;
+  }
+
+  const std::string& where_;
+  std::size_t max_depth_;
+  Json root_;
+  std::vector<Json*> open_;
+  std::vector<std::set<std::string>> keys_;
+  std::string key_;
+};
+
+/// Replaces Infinity, -Infinity and NaN outside strings by strings of the same length, so that offsets stay true.
+std::string without_nonfinite(std::string_view text) {
+  std::string out(text);
+  bool in_string = false;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const char c = out[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      else if (c == '"') in_string = false;
+      continue;
+    }
+    if (c == '"') in_string = true;
+    for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
+      if (out.compare(i, word.size(), word) != 0) continue;
+      std::string text_value = "\"" + std::string(word.substr(0, word == "NaN" ? 1 : 4)) + "\"";
+      text_value.resize(word.size(), ' ');
+      out.replace(i, word.size(), text_value);
+      i += word.size() - 1;
+      break;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  if (text.size() > limits.max_bytes)
+    throw InputError(where, fmt::format("{} bytes, more than the {} this kind of file may have", text.size(), limits.max_bytes));
+  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) throw InputError(where, "the file is empty");
+  if (text.substr(0, 3) == "\xef\xbb\xbf") throw InputError(where, "starts with a byte order mark", "save it as plain UTF-8");
+  Builder builder(where, limits.max_depth);
+  if (limits.tolerate_nonfinite_literals) {
+    const std::string cleaned = without_nonfinite(text);
+    Json::sax_parse(cleaned.begin(), cleaned.end(), &builder);
+  } else {
+    Json::sax_parse(text.begin(), text.end(), &builder);
+  }
+  return builder.take();
+}
+
+std::string read_text_file(const std::filesystem::path& path, std::size_t max_bytes) {
+  const std::string name = path.string();
+  const auto fail = [&](const std::string& what) -> InputError { return {name, what}; };
+  const int fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: a FIFO must not hang us
+  if (fd < 0) throw fail(std::string("cannot open: ") + std::strerror(errno));
+  struct Closer { int fd; ~Closer() { ::close(fd); } } closer{fd};
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) throw fail(std::string("cannot stat: ") + std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) throw fail("is a directory, not a file");
+  if (!S_ISREG(info.st_mode)) throw fail("is not a regular file");
+  if (static_cast<std::size_t>(info.st_size) > max_bytes)
+    throw fail(fmt::format("{} bytes, more than the {} this kind of file may have", info.st_size, max_bytes));
+  std::string text(static_cast<std::size_t>(info.st_size), '\0');
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+    if (n < 0) throw fail(std::string("cannot read: ") + std::strerror(errno));
+    if (n == 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  text.resize(done);
+  return text;
+}
+
+Json load_json(const std::filesystem::path& path, const JsonLimits& limits) {
+  return parse_json(read_text_file(path, limits.max_bytes), path.string(), limits);
+}
+
+void write_text_file(const std::filesystem::path& path, std::string_view text) {
+  std::string temporary = path.string() + ".XXXXXX";
+  const int fd = ::mkstemp(temporary.data());
+  if (fd < 0) throw InputError(path.string(), std::string("cannot be written: ") + std::strerror(errno));
+  std::size_t done = 0;
+  bool ok = true;
+  while (ok && done < text.size()) {
+    const ssize_t n = ::write(fd, text.data() + done, text.size() - done);
+    if (n <= 0) ok = false;
+    else done += static_cast<std::size_t>(n);
+  }
+  ok = ok && ::fchmod(fd, 0644) == 0 && ::fsync(fd) == 0;
+  int error = errno;
+  ok = (::close(fd) == 0) && ok;
+  if (ok && ::rename(temporary.c_str(), path.c_str()) == 0) return;
+  if (ok) error = errno;
+  ::unlink(temporary.c_str());
+  throw InputError(path.string(), std::string("cannot be written: ") + std::strerror(error));
+}
+
+}  // namespace moeplan

@@ -1,0 +1,82 @@
+#pragma once
+/// Composes a `Graph`. Architectures call operators on values; the builder shards weights, adds LoRA pairs by the workload's
+/// tuning, and checks that shapes agree with each operator's contract.
+
+#include <initializer_list>
+#include <span>
+
+#include "sim/program/graph.hpp"
+
+namespace moeplan {
+
+/// What shapes a block besides the model: the sharding and the tokens of one micro-batch on one rank.
+struct BlockContext {
+  std::int64_t tokens = 1;            ///< tokens of the micro-batch on this rank (after context split)
+  std::int64_t sequence_length = 1;   ///< length of one sequence (whole); tokens / (sequence_length / cp) sequences
+  int tp = 1, cp = 1, ep = 1, etp = 1;
+  double routed_scale = 1.0;          ///< rows that reach this rank's experts / the balanced share
+  bool dropless = true;               ///< counts are exchanged and waited for
+  Workload workload{};                ///< tuning and storage per weight class
+};
+
+class Builder {
+ public:
+  Builder(std::string name, const BlockContext& context) : context_(context) { graph_.name = std::move(name); }
+
+  [[nodiscard]] const BlockContext& context() const { return context_; }
+  [[nodiscard]] const Value& value(ValueId id) const { return graph_.values[static_cast<std::size_t>(id)]; }
+  [[nodiscard]] std::int64_t tokens() const { return context_.tokens; }
+
+  /// A value that comes from outside the block.
+  ValueId input(std::string name, Shape shape, DType dtype = DType::bf16, bool differentiable = true);
+  void output(ValueId id) { graph_.outputs.push_back(id); }
+
+  /// Prefix of the weights declared from here on ("self_attn."); returns the previous one.
+  std::string scope(std::string prefix);
+
+  /// Declares a parameter of one checkpoint tensor `<scope><name>`. `shape` is unsplit; `stored` its type in the checkpoint.
+  WeightId weight(WeightClass cls, const std::string& name, Shape shape, WeightSplit split = WeightSplit::none, std::optional<DType> stored = {});
+  /// Declares a parameter made of several checkpoint tensors (fused or per-expert); source names get the scope prefix.
+  WeightId weight(WeightClass cls, const std::string& name, Shape shape, WeightSplit split, std::vector<TensorSource> sources);
+  /// Marks the last declared weight as a buffer: resident, never trained.
+  void buffer(WeightId id);
+  /// A parameter that ships and is resident but that no operator of ours reads (vision tower): counted, frozen.
+  void idle_weight(WeightClass cls, const std::string& name, Shape shape, std::int64_t count = 1, std::optional<DType> stored = {});
+
+  [[nodiscard]] Training training(WeightClass cls) const;
+  [[nodiscard]] std::int64_t lora_rank(WeightClass cls) const;
+  /// How a weight of this class is held in memory.
+  [[nodiscard]] DType held(WeightClass cls) const;
+  [[nodiscard]] Shape split_shape(const Shape& full, WeightSplit split) const;
+
+  /// Appends a call. `values` and `weights` follow the operator's operands of role input/index and weight; returns the outputs
+  /// (role output and aux) in order.
+  std::vector<ValueId> call(const Op& op, std::initializer_list<ValueId> values, std::initializer_list<WeightId> weights = {});
+  std::vector<ValueId> call(const Op& op, std::span<const ValueId> values, std::span<const WeightId> weights);
+
+  /// y = x W^T with the LoRA pair that the tuning of `cls` asks for. `name` without ".weight". `out` is unsplit.
+  ValueId linear(ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split = WeightSplit::none, bool bias = false);
+  ValueId linear(ValueId x, WeightId w, std::int64_t out_local, WeightClass cls, const std::string& adapter_name, WeightId bias = -1);
+  ValueId rms_norm(ValueId x, const std::string& name, WeightClass cls = WeightClass::norm);
+
+  /// Sequence-parallel regions: all-gather over the tensor group on entry, reduce-scatter on exit; nothing at tp = 1.
+  ValueId enter_tensor_region(ValueId x);
+  ValueId leave_tensor_region(ValueId y);
+
+  /// All-to-all of permuted rows to the ranks of their experts and back; nothing at ep = 1 but for the row count.
+  ValueId dispatch(ValueId rows, std::int64_t tokens, std::int64_t experts);
+  ValueId combine(ValueId rows, std::int64_t sent_rows, std::int64_t tokens, std::int64_t experts);
+
+  void uncovered(std::string what) { graph_.uncovered.push_back(std::move(what)); }
+
+  [[nodiscard]] Graph take() { return std::move(graph_); }
+
+ private:
+  WeightId add_weight(Weight w);
+  ValueId add_value(Value v);
+  BlockContext context_;
+  Graph graph_;
+  std::string scope_;
+};
+
+}  // namespace moeplan

@@ -1,0 +1,119 @@
+#pragma once
+/// The forward graph of one block (a decoder layer, the embedding, the head with its loss), as architectures compose it:
+/// values flow through operator calls and through differentiable communication. Weights are declared where they are used,
+/// so a model's parameter count, its checkpoint tensors and its program cannot disagree.
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/spec/workload.hpp"
+#include "kernels/catalogue.hpp"
+
+namespace moeplan {
+
+/// A tensor of the checkpoint, as the file names it. `*` stands for the expert index; `{}` for the layer index.
+struct TensorSource {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::int64_t count = 1;      ///< how many such tensors (experts)
+  DType dtype = DType::bf16;   ///< as stored in the checkpoint
+  std::int64_t padding = 0;    ///< stored elements beyond the used ones, per tensor (K3 A_log: 128 stored, 96 used)
+  bool operator==(const TensorSource&) const = default;
+};
+
+/// How a weight is cut over ranks.
+enum class WeightSplit : std::uint8_t {
+  none,          ///< whole on every tensor rank
+  column,        ///< first dimension over tensor ranks
+  row,           ///< last dimension over tensor ranks
+  expert,        ///< first dimension (experts) over expert ranks; the matrix itself over expert-tensor ranks as column
+  expert_row,    ///< same, the matrix over expert-tensor ranks as row
+};
+
+using ValueId = std::int32_t;
+using WeightId = std::int32_t;
+
+struct Weight {
+  std::string name;                     ///< local, canonical ("self_attn.q_proj.weight")
+  WeightClass cls = WeightClass::other;
+  Shape shape{};                        ///< as this rank's operator calls see it (after tensor and expert split)
+  Shape full_shape{};                   ///< unsplit
+  DType dtype = DType::bf16;            ///< as held in memory
+  WeightSplit split = WeightSplit::none;
+  bool trained = false;
+  bool adapter = false;                 ///< LoRA A or B: no checkpoint source, always trained
+  bool buffer = false;                  ///< never has a gradient (router score bias, integer tables)
+  std::vector<TensorSource> sources;
+};
+
+/// Groups of ranks that communicate.
+enum class Group : std::uint8_t { tensor, context, data_shard, data_replicate, expert, expert_tensor, expert_data_shard, expert_data_replicate, pipeline, world };
+template <>
+struct EnumNames<Group> {
+  static constexpr std::array names{
+      std::pair{Group::tensor, std::string_view("tensor")}, std::pair{Group::context, std::string_view("context")},
+      std::pair{Group::data_shard, std::string_view("data_shard")}, std::pair{Group::data_replicate, std::string_view("data_replicate")},
+      std::pair{Group::expert, std::string_view("expert")}, std::pair{Group::expert_tensor, std::string_view("expert_tensor")},
+      std::pair{Group::expert_data_shard, std::string_view("expert_data_shard")},
+      std::pair{Group::expert_data_replicate, std::string_view("expert_data_replicate")},
+      std::pair{Group::pipeline, std::string_view("pipeline")}, std::pair{Group::world, std::string_view("world")}};
+};
+
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, dispatch, combine, send_receive };
+template <>
+struct EnumNames<Collective> {
+  static constexpr std::array names{
+      std::pair{Collective::all_gather, std::string_view("all_gather")}, std::pair{Collective::reduce_scatter, std::string_view("reduce_scatter")},
+      std::pair{Collective::all_reduce, std::string_view("all_reduce")}, std::pair{Collective::dispatch, std::string_view("dispatch")},
+      std::pair{Collective::combine, std::string_view("combine")}, std::pair{Collective::send_receive, std::string_view("send_receive")}};
+};
+
+/// One communication call of this rank. `payload` follows nccl-tests: the full size (all-gather output, reduce-scatter input,
+/// all-reduce buffer); for dispatch and combine the bytes this rank sends if no copy stays local and none is de-duplicated.
+struct CommCall {
+  Collective collective = Collective::all_gather;
+  Group group = Group::data_shard;
+  Bytes payload{};
+  std::int64_t rows = 0;        ///< dispatch/combine: token copies this rank sends (tokens x top-k)
+  std::int64_t tokens = 0;      ///< dispatch/combine: tokens they come from
+  std::int64_t experts = 0;     ///< dispatch/combine: experts routed over
+  bool operator==(const CommCall&) const = default;
+};
+
+/// Dropless dispatch: the host must learn the counts before it can size the expert calls.
+struct HostWait {
+  bool operator==(const HostWait&) const = default;
+};
+
+struct Value {
+  std::string name;
+  Shape shape{};
+  DType dtype = DType::bf16;
+  bool ragged = false;          ///< rows follow the routing
+  bool differentiable = true;
+  bool dispatch_buffer = false; ///< counted as dispatch buffer, not activation
+  std::int32_t producer = -1;   ///< node that writes it; -1 for a block input
+  [[nodiscard]] Bytes bytes() const { return stored_bytes(dtype, shape); }
+};
+
+/// One call of the forward graph. For an operator `inputs`, `weights` and `outputs` follow the order of its operands.
+struct GraphNode {
+  std::variant<Op, CommCall, HostWait> call;
+  std::vector<ValueId> inputs;
+  std::vector<WeightId> weights;
+  std::vector<ValueId> outputs;
+};
+
+/// Forward graph of a block. Inputs come first in `values`.
+struct Graph {
+  std::string name;
+  std::vector<Value> values;
+  std::vector<Weight> weights;
+  std::vector<GraphNode> nodes;
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> outputs;
+  std::vector<std::string> uncovered;   ///< what this block has but the program does not do ("image tokens")
+};
+
+}  // namespace moeplan
