@@ -19,7 +19,7 @@ InputError::InputError(std::string where, std::string what, std::string fix)
       reason_(std::move(what)),
       fix_(std::move(fix)) {}
 
-std::string quoted(std::string_view text, std::size_t limit) {
+std::string shown(std::string_view text, std::size_t limit) {
   std::string out = "\"";
   for (std::size_t i = 0; i < text.size(); ++i) {
     if (out.size() > limit) return out + "...\"";

@@ -22,6 +22,6 @@ class InputError : public std::runtime_error {
 };
 
 /// Text from a file, made safe to show: control characters and invalid UTF-8 escaped, at most `limit` bytes.
-[[nodiscard]] std::string quoted(std::string_view text, std::size_t limit = 80);
+[[nodiscard]] std::string shown(std::string_view text, std::size_t limit = 80);
 
 }  // namespace moeplan

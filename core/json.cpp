@@ -37,7 +37,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   bool end_object() override { keys_.pop_back(); open_.pop_back(); return true; }
   bool end_array() override { open_.pop_back(); return true; }
   bool key(string_t& k) override {
-    if (!keys_.back().insert(k).second) throw InputError(where_, "key " + quoted(k) + " stands twice in one object");
+    if (!keys_.back().insert(k).second) throw InputError(where_, "key " + shown(k) + " stands twice in one object");
     key_ = std::move(k);
     return true;
   }
@@ -45,8 +45,8 @@ class Builder final : public nlohmann::json_sax<Json> {
     std::string what = e.what();
     if (const auto colon = what.rfind("; "); colon != std::string::npos) what = what.substr(colon + 2);
     else if (const auto dash = what.rfind(" - "); dash != std::string::npos) what = what.substr(dash + 3);
-    throw InputError(where_, fmt::format("not valid JSON at byte {} near {}: {}", position, quoted(token, 24),
-                                         quoted(what, 120).substr(1)));
+    throw InputError(where_, fmt::format("not valid JSON at byte {} near {}: {}", position, shown(token, 24),
+                                         shown(what, 120).substr(1)));
   }
 
  private:

@@ -7,7 +7,7 @@
 namespace moeplan {
 
 void Place::wrong_type(std::string_view expected) const {
-  refuse(fmt::format("expected {}, found {} {}", expected, value_.type_name(), quoted(value_.dump(-1, ' ', false, Json::error_handler_t::replace), 40)));
+  refuse(fmt::format("expected {}, found {} {}", expected, value_.type_name(), shown(value_.dump(-1, ' ', false, Json::error_handler_t::replace), 40)));
 }
 
 void check_range(const Place& place, double v, const Range& range) {
@@ -86,7 +86,7 @@ void refuse_unknown_keys(const Place& place, const std::vector<std::string_view>
     std::string list;
     for (const auto name : known) list += (list.empty() ? "" : ", ") + std::string(name);
     const auto near = nearest_name(key, known);
-    place.refuse("unknown field " + quoted(key), near.empty() ? "known: " + list : "did you mean \"" + std::string(near) + "\"?");
+    place.refuse("unknown field " + shown(key), near.empty() ? "known: " + list : "did you mean \"" + std::string(near) + "\"?");
   }
 }
 

@@ -101,7 +101,7 @@ V read_variant(const Place& place, std::index_sequence<I...>) {
   if (out) return std::move(*out);
   std::string list;
   for (const auto name : known) list += (list.empty() ? "" : ", ") + std::string(name);
-  place.refuse("unknown kind " + quoted(kind), "known: " + list);
+  place.refuse("unknown kind " + shown(kind), "known: " + list);
 }
 
 }  // namespace detail
@@ -127,12 +127,12 @@ T read(const Place& place, const Range& range) {
     }
     std::string list;
     for (const auto name : known) list += (list.empty() ? "" : ", ") + std::string(name);
-    place.refuse("unknown value " + quoted(text), "known: " + list);
+    place.refuse("unknown value " + shown(text), "known: " + list);
   } else if constexpr (detail::IsQuantity<T>::value) {
     if (!place.value().is_string()) place.wrong_type("a text with a unit, like \"" + std::string(example_of<T>()) + "\"");
     const std::string text = read_string(place);
     const auto q = parse_quantity<T>(text);
-    if (!q) place.refuse(quoted(text) + " is not a number with a unit", "write it like \"" + std::string(example_of<T>()) + "\"");
+    if (!q) place.refuse(shown(text) + " is not a number with a unit", "write it like \"" + std::string(example_of<T>()) + "\"");
     check_range(place, static_cast<double>(q->value), range);
     return *q;
   } else if constexpr (detail::IsOptional<T>::value) {
