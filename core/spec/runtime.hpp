@@ -13,7 +13,8 @@ struct Runtime {
   std::string source;
   DType gradient = DType::f32;                 ///< accumulated gradients of trained weights
   DType reduce = DType::f32;                   ///< type in which gradients cross the network
-  bool master_weights = true;                  ///< fp32 copy of trained bf16 weights
+  bool master_weights = true;                  ///< trained weights are held as fp32 shards and cast when used (FSDP2)
+  bool compute_copy = false;                   ///< a bf16 copy is held beside the fp32 master (Megatron's distributed optimizer)
   DType adapter = DType::f32;                  ///< storage of LoRA weights (the master copy where f32)
   Bytes context{};                             ///< driver context, kernels, libraries, per device
   Bytes communicator{};                        ///< per NCCL communicator
@@ -31,7 +32,7 @@ struct Runtime {
   static constexpr auto fields() {
     return std::make_tuple(
         field("name", &Runtime::name).required(), field("source", &Runtime::source), field("gradient", &Runtime::gradient), field("reduce", &Runtime::reduce),
-        field("master_weights", &Runtime::master_weights), field("adapter", &Runtime::adapter), field("context", &Runtime::context).at_least(0).at_most(1e12),
+        field("master_weights", &Runtime::master_weights), field("compute_copy", &Runtime::compute_copy), field("adapter", &Runtime::adapter), field("context", &Runtime::context).at_least(0).at_most(1e12),
         field("communicator", &Runtime::communicator).at_least(0).at_most(1e12), field("allocator_overhead", &Runtime::allocator_overhead).between(0, 1),
         field("fused_loss", &Runtime::fused_loss), field("fused_lora", &Runtime::fused_lora), field("fused_attention", &Runtime::fused_attention),
         field("grouped_experts", &Runtime::grouped_experts), field("runs_quantised", &Runtime::runs_quantised),

@@ -3,6 +3,7 @@
 /// tuning, and checks that shapes agree with each operator's contract.
 
 #include <initializer_list>
+#include <optional>
 #include <span>
 
 #include "sim/program/graph.hpp"
@@ -16,6 +17,8 @@ struct BlockContext {
   int tp = 1, cp = 1, ep = 1, etp = 1;
   double routed_scale = 1.0;          ///< rows that reach this rank's experts / the balanced share
   bool dropless = true;               ///< counts are exchanged and waited for
+  DType expert_storage = DType::bf16; ///< frozen routed experts in memory
+  DType linear_storage = DType::bf16; ///< frozen attention, dense and shared projections in memory
   Workload workload{};                ///< tuning and storage per weight class
 };
 
@@ -25,7 +28,8 @@ class Builder {
 
   [[nodiscard]] const BlockContext& context() const { return context_; }
   [[nodiscard]] const Value& value(ValueId id) const { return graph_.values[static_cast<std::size_t>(id)]; }
-  [[nodiscard]] std::int64_t tokens() const { return context_.tokens; }
+  /// Tokens of the residual stream on this rank: sequence parallelism cuts them over the tensor ranks outside tensor regions.
+  [[nodiscard]] std::int64_t tokens() const { return context_.tokens / context_.tp; }
 
   /// A value that comes from outside the block.
   ValueId input(std::string name, Shape shape, DType dtype = DType::bf16, bool differentiable = true);
@@ -45,7 +49,7 @@ class Builder {
 
   [[nodiscard]] Training training(WeightClass cls) const;
   [[nodiscard]] std::int64_t lora_rank(WeightClass cls) const;
-  /// How a weight of this class is held in memory.
+  /// How a weight of this class is held in memory: trained ones and what is not a projection as bf16.
   [[nodiscard]] DType held(WeightClass cls) const;
   [[nodiscard]] Shape split_shape(const Shape& full, WeightSplit split) const;
 
@@ -57,13 +61,16 @@ class Builder {
   /// y = x W^T with the LoRA pair that the tuning of `cls` asks for. `name` without ".weight". `out` is unsplit.
   ValueId linear(ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split = WeightSplit::none, bool bias = false);
   ValueId linear(ValueId x, WeightId w, std::int64_t out_local, WeightClass cls, const std::string& adapter_name, WeightId bias = -1);
+  /// One ragged GEMM over the local experts; `out_local` after the expert-tensor split.
+  ValueId grouped_linear(ValueId rows, WeightId w, std::int64_t experts_local, std::int64_t out_local, const std::string& adapter_name, WeightId bias = -1);
   ValueId rms_norm(ValueId x, const std::string& name, WeightClass cls = WeightClass::norm);
 
   /// Sequence-parallel regions: all-gather over the tensor group on entry, reduce-scatter on exit; nothing at tp = 1.
   ValueId enter_tensor_region(ValueId x);
   ValueId leave_tensor_region(ValueId y);
 
-  /// All-to-all of permuted rows to the ranks of their experts and back; nothing at ep = 1 but for the row count.
+  /// All-to-all of permuted rows to the ranks of their experts and back (and their gathering over expert-tensor ranks); the
+  /// rows themselves at ep = etp = 1.
   ValueId dispatch(ValueId rows, std::int64_t tokens, std::int64_t experts);
   ValueId combine(ValueId rows, std::int64_t sent_rows, std::int64_t tokens, std::int64_t experts);
 
