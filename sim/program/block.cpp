@@ -1,0 +1,273 @@
+#include "sim/program/block.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <map>
+
+namespace moeplan {
+namespace {
+
+bool is_view(const GraphNode& node) {
+  const Op* op = std::get_if<Op>(&node.call);
+  return op && kind(*op) == "split";
+}
+
+/// Calls that read and write a few bytes an element and nothing else: repeating them costs less than keeping their output.
+bool is_cheap(std::string_view kind) {
+  static constexpr std::array names{"rms_norm", "gated_rms_norm", "layer_norm", "glu", "activation", "add", "mul_gate", "rope", "split", "short_conv", "attention_residual", "hyper_connection"};
+  return std::find(names.begin(), names.end(), kind) != names.end();
+}
+
+/// Routing decisions are always kept: a recomputed router could pick other experts.
+bool is_routing(std::string_view kind) { return kind == "router" || kind == "indexer"; }
+
+Lane lane_of(const CommCall& comm) {
+  switch (comm.group) {
+    case Group::expert: case Group::expert_tensor: case Group::tensor: case Group::context: return Lane::expert_communication;
+    default: return Lane::data_communication;
+  }
+}
+
+Collective reversed(Collective c) {
+  switch (c) {
+    case Collective::all_gather: return Collective::reduce_scatter;
+    case Collective::reduce_scatter: return Collective::all_gather;
+    case Collective::dispatch: return Collective::combine;
+    case Collective::combine: return Collective::dispatch;
+    default: return c;
+  }
+}
+
+class Differentiator {
+ public:
+  Differentiator(Graph graph, Recompute recompute) : recompute_(recompute) {
+    block_.name = std::move(graph.name);
+    block_.values = std::move(graph.values);
+    block_.weights = std::move(graph.weights);
+    block_.inputs = std::move(graph.inputs);
+    block_.outputs = std::move(graph.outputs);
+    nodes_ = std::move(graph.nodes);
+    block_.forward_values = block_.values.size();
+    for (std::size_t i = 0; i < block_.values.size(); ++i) {
+      block_.alias.push_back(static_cast<ValueId>(i));
+      block_.category.push_back(block_.values[i].dispatch_buffer ? MemoryCategory::dispatch_buffers : MemoryCategory::activations);
+    }
+    for (const GraphNode& n : nodes_)
+      if (is_view(n)) for (const ValueId out : n.outputs) block_.alias[index(out)] = block_.alias[index(n.inputs.front())];
+    current_.resize(block_.values.size());
+    for (std::size_t i = 0; i < current_.size(); ++i) current_[i] = static_cast<ValueId>(i);
+  }
+
+  Block run(bool needs_input_grad) {
+    for (const GraphNode& n : nodes_) block_.forward.push_back(forward_node(n));
+    find_wanted(needs_input_grad);
+    choose_kept();
+    emit_backward();
+    return std::move(block_);
+  }
+
+ private:
+  static std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
+  const Value& value(ValueId id) const { return block_.values[index(id)]; }
+
+  static BlockNode forward_node(const GraphNode& n) {
+    BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights};
+    if (const Op* op = std::get_if<Op>(&n.call)) out.call = OpCall{*op, Pass::forward, {}};
+    else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
+    return out;
+  }
+
+  ValueId add_value(Value v, MemoryCategory category) {
+    block_.values.push_back(std::move(v));
+    block_.category.push_back(category);
+    block_.alias.push_back(static_cast<ValueId>(block_.values.size() - 1));
+    return block_.alias.back();
+  }
+
+  /// Which values carry a gradient, and what each node's backward call is asked for.
+  void find_wanted(bool needs_input_grad) {
+    carries_.assign(block_.values.size(), false);
+    for (const ValueId in : block_.inputs) carries_[index(in)] = needs_input_grad && value(in).differentiable;
+    std::vector<bool> reaches(block_.values.size(), false);  // does a gradient arrive from the outputs?
+    wants_.resize(nodes_.size());
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      const GraphNode& n = nodes_[i];
+      bool from_inputs = false, trains = false;
+      for (const ValueId in : n.inputs) from_inputs |= carries_[index(in)];
+      for (const WeightId w : n.weights) trains |= block_.weights[index(w)].trained;
+      wants_[i] = {from_inputs, trains};
+      if (from_inputs || trains) for (const ValueId out : n.outputs) carries_[index(out)] = value(out).differentiable;
+    }
+    for (const ValueId out : block_.outputs) reaches[index(out)] = carries_[index(out)];
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      bool any = false;
+      for (const ValueId out : nodes_[i].outputs) any |= reaches[index(out)] && carries_[index(out)];
+      if (!any) { wants_[i] = {false, false}; continue; }
+      for (const ValueId in : nodes_[i].inputs) if (carries_[index(in)]) reaches[index(in)] = true;
+    }
+    // A loss block has no differentiable output: its last value is the scalar loss, where the gradient starts.
+    reaches_ = std::move(reaches);
+  }
+
+  /// Forward operands that the backward call of node i reads, as value ids.
+  std::vector<ValueId> backward_operands(std::size_t i) const {
+    std::vector<ValueId> out;
+    const Op* op = std::get_if<Op>(&nodes_[i].call);
+    if (!op) return out;
+    std::size_t next_in = 0, next_out = 0;
+    for (const Operand& o : operands(*op)) {
+      if (o.role == Role::weight) continue;
+      const ValueId v = (o.role == Role::input || o.role == Role::index) ? nodes_[i].inputs[next_in++] : nodes_[i].outputs[next_out++];
+      if (needed(o.need, wants_[i])) out.push_back(v);
+    }
+    return out;
+  }
+
+  bool may_keep(ValueId v) const {
+    const std::int32_t p = value(v).producer;
+    if (p < 0) return true;
+    const Op* op = std::get_if<Op>(&nodes_[index(p)].call);
+    if (op && is_routing(kind(*op)) && !value(v).differentiable) return true;
+    if (recompute_ == Recompute::none) return true;
+    if (recompute_ == Recompute::full) return false;
+    return !(op && is_cheap(kind(*op)));
+  }
+
+  void demand(ValueId v, std::vector<bool>& kept, std::vector<bool>& seen) {
+    if (seen[index(v)]) return;
+    seen[index(v)] = true;
+    if (may_keep(v)) { kept[index(v)] = true; return; }
+    for (const ValueId in : nodes_[index(value(v).producer)].inputs) demand(in, kept, seen);
+  }
+
+  void choose_kept() {
+    std::vector<bool> kept(block_.forward_values, false), seen(block_.forward_values, false);
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (wants_[i].input_grad || wants_[i].weight_grad)
+        for (const ValueId v : backward_operands(i)) demand(v, kept, seen);
+    available_.assign(block_.forward_values, false);
+    for (std::size_t v = 0; v < kept.size(); ++v) {
+      if (!kept[v]) continue;
+      available_[v] = true;
+      block_.kept.push_back(static_cast<ValueId>(v));
+    }
+  }
+
+  /// Makes a forward value readable in the backward pass; returns its id there.
+  ValueId obtain(ValueId v) {
+    if (available_[index(v)]) return current_[index(v)];
+    const std::int32_t p = value(v).producer;
+    assert(p >= 0 && "a block input that backward needs was not kept");
+    const GraphNode& n = nodes_[index(p)];
+    BlockNode again = forward_node(n);
+    again.recompute = true;
+    for (ValueId& in : again.reads) in = obtain(in);
+    for (ValueId& out : again.writes) {
+      const ValueId original = out;
+      Value copy = value(original);
+      copy.name += " (recomputed)";
+      out = add_value(std::move(copy), block_.category[index(original)]);
+      if (is_view(n)) block_.alias[index(out)] = block_.alias[index(again.reads.front())];
+      if (!available_[index(original)]) { available_[index(original)] = true; current_[index(original)] = out; }
+    }
+    block_.backward.push_back(std::move(again));
+    return current_[index(v)];
+  }
+
+  ValueId gradient_value(ValueId v) {
+    Value g = value(v);
+    g.name = "d " + g.name;
+    g.differentiable = false;
+    return add_value(std::move(g), block_.category[index(v)]);
+  }
+
+  /// Adds `contribution` to the gradient of `v`.
+  void accumulate(ValueId v, ValueId contribution) {
+    ValueId& grad = grads_[v];
+    if (grad == 0) { grad = contribution + 1; return; }
+    const Shape& s = value(v).shape;
+    const std::int64_t width = s.rank ? std::max<std::int64_t>(s[s.rank - 1], 1) : 1;
+    const ValueId sum = gradient_value(v);
+    op::Add add{};
+    add.tokens = s.elements() / width;
+    add.hidden = width;
+    block_.backward.push_back({.call = OpCall{add, Pass::forward, {}}, .reads = {grad - 1, contribution}, .writes = {sum}, .weights = {}});
+    grad = sum + 1;
+  }
+
+  void emit_backward() {
+    for (const ValueId out : block_.outputs) {
+      const bool has = carries_[index(out)];
+      const ValueId g = has ? gradient_value(out) : -1;
+      block_.output_grads.push_back(g);
+      if (has) accumulate(out, g);
+    }
+    block_.weight_grads.assign(block_.weights.size(), -1);
+    for (std::size_t i = nodes_.size(); i-- > 0;) {
+      if (!wants_[i].input_grad && !wants_[i].weight_grad) continue;
+      if (std::holds_alternative<Op>(nodes_[i].call)) backward_op(i);
+      else if (std::holds_alternative<CommCall>(nodes_[i].call)) backward_comm(i);
+    }
+    for (const ValueId in : block_.inputs) {
+      const auto it = grads_.find(in);
+      block_.input_grads.push_back(it == grads_.end() ? -1 : it->second - 1);
+    }
+  }
+
+  std::vector<ValueId> arriving(const GraphNode& n) const {
+    std::vector<ValueId> out;
+    for (const ValueId v : n.outputs)
+      if (const auto it = grads_.find(v); it != grads_.end()) out.push_back(it->second - 1);
+    return out;
+  }
+
+  void backward_op(std::size_t i) {
+    const GraphNode& n = nodes_[i];
+    BlockNode node{.call = OpCall{std::get<Op>(n.call), Pass::backward, wants_[i]}, .reads = {}, .writes = {}, .weights = n.weights};
+    for (const ValueId v : backward_operands(i)) node.reads.push_back(obtain(v));
+    for (const ValueId g : arriving(n)) node.reads.push_back(g);
+    std::vector<std::pair<ValueId, ValueId>> contributions;
+    for (const ValueId in : n.inputs) {
+      if (!carries_[index(in)]) continue;
+      const ValueId g = gradient_value(in);
+      node.writes.push_back(g);
+      contributions.emplace_back(in, g);
+    }
+    for (const WeightId w : n.weights) {
+      const Weight& weight = block_.weights[index(w)];
+      if (!weight.trained || block_.weight_grads[index(w)] >= 0) continue;
+      const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
+      block_.weight_grads[index(w)] = g;
+      node.writes.push_back(g);
+    }
+    block_.backward.push_back(std::move(node));
+    for (const auto& [in, g] : contributions) accumulate(in, g);
+  }
+
+  void backward_comm(std::size_t i) {
+    const GraphNode& n = nodes_[i];
+    CommCall comm = std::get<CommCall>(n.call);
+    comm.collective = reversed(comm.collective);
+    const ValueId g = gradient_value(n.inputs.front());
+    block_.backward.push_back({.call = comm, .lane = lane_of(comm), .reads = arriving(n), .writes = {g}, .weights = {}});
+    accumulate(n.inputs.front(), g);
+  }
+
+  Recompute recompute_;
+  Block block_;
+  std::vector<GraphNode> nodes_;
+  std::vector<bool> carries_, reaches_, available_;
+  std::vector<Wants> wants_;
+  std::vector<ValueId> current_;
+  std::map<ValueId, ValueId> grads_;  // forward value -> id of its gradient + 1
+};
+
+}  // namespace
+
+Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad) {
+  return Differentiator(std::move(graph), recompute).run(needs_input_grad);
+}
+
+}  // namespace moeplan

@@ -1,0 +1,71 @@
+#pragma once
+/// A block as it runs: the forward calls and the backward calls of one layer kind, with recompute written out, on lanes, and
+/// the lifetimes of every value. Derived from the forward graph and the operators' contracts; nothing is typed twice.
+
+#include "core/spec/plan.hpp"
+#include "core/spec/results.hpp"
+#include "sim/program/graph.hpp"
+
+namespace moeplan {
+
+enum class Lane : std::uint8_t { compute, expert_communication, data_communication, copy };
+inline constexpr std::size_t kLanes = 4;
+template <>
+struct EnumNames<Lane> {
+  static constexpr std::array names{std::pair{Lane::compute, std::string_view("compute")},
+                                    std::pair{Lane::expert_communication, std::string_view("expert_communication")},
+                                    std::pair{Lane::data_communication, std::string_view("data_communication")},
+                                    std::pair{Lane::copy, std::string_view("copy")}};
+};
+
+/// One call of a lowered block. Order between calls is by their reads and writes.
+struct BlockNode {
+  std::variant<OpCall, CommCall, HostWait> call;
+  Lane lane = Lane::compute;
+  std::vector<ValueId> reads, writes;
+  std::vector<WeightId> weights;
+  bool recompute = false;   ///< repeats a forward call inside the backward pass
+};
+
+/// Values 0 .. forward_values-1 are the graph's; gradients and recomputed copies follow.
+struct Block {
+  std::string name;
+  std::vector<Value> values;
+  std::vector<MemoryCategory> category;        ///< per value
+  std::vector<ValueId> alias;                  ///< per value: the value whose memory it shares (views), or itself
+  std::vector<Weight> weights;
+  std::vector<ValueId> inputs, outputs;
+  std::vector<ValueId> input_grads;            ///< parallel to inputs; -1 where none is wanted
+  std::vector<ValueId> output_grads;           ///< parallel to outputs; -1 where none exists
+  std::vector<ValueId> weight_grads;           ///< parallel to weights; -1 for what is not trained
+  std::vector<BlockNode> forward, backward;
+  std::vector<ValueId> kept;                   ///< written in the forward pass (or an input), read in the backward pass
+  std::size_t forward_values = 0;
+};
+
+/// Bytes of one pass of a block, relative to what other blocks hold.
+struct PassMemory {
+  std::array<Bytes, kMemoryCategories> at_peak{};   ///< of this block's values and workspace when their sum is largest
+  std::string peak_at;                              ///< the call at which it is
+  [[nodiscard]] Bytes peak() const { Bytes s{}; for (const Bytes b : at_peak) s += b; return s; }
+};
+
+struct BlockMemory {
+  PassMemory forward, backward;
+  std::array<Bytes, kMemoryCategories> kept{};      ///< from the end of the forward pass to the backward pass, inputs included where kept
+  [[nodiscard]] Bytes kept_bytes() const { Bytes s{}; for (const Bytes b : kept) s += b; return s; }
+};
+
+/// Derives the block. `needs_input_grad`: whether anything before this block is trained.
+/// `recompute`: none keeps all that backward reads; selective repeats what is cheap (norms, activations, gates, views);
+/// full keeps the block's inputs and the routing decisions only (recompute never changes the routing).
+[[nodiscard]] Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad);
+
+/// Walks the lifetimes of both passes.
+[[nodiscard]] BlockMemory block_memory(const Block& block);
+
+/// Bugs in a lowered block: reads before writes, shapes that disagree with the contract, values used after their end.
+/// Empty when sound.
+[[nodiscard]] std::vector<std::string> verify(const Block& block);
+
+}  // namespace moeplan

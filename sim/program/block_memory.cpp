@@ -1,0 +1,124 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sim/program/block.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
+
+std::string call_name(const BlockNode& node) {
+  std::string name;
+  if (const OpCall* op = std::get_if<OpCall>(&node.call)) name = fmt::format("{} {}", kind(op->op), op->pass == Pass::forward ? "forward" : "backward");
+  else if (const CommCall* comm = std::get_if<CommCall>(&node.call)) name = name_of(comm->collective);
+  else name = "host wait";
+  return node.recompute ? name + " (recomputed)" : name;
+}
+
+/// Walks one pass. `live` holds what is there on entry; `stays` what must outlive the pass.
+PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::vector<bool> live, const std::vector<bool>& stays) {
+  std::vector<std::size_t> last_use(block.values.size(), 0);
+  std::vector<bool> used(block.values.size(), false);
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const auto* list : {&nodes[i].reads, &nodes[i].writes})
+      for (const ValueId v : *list) { last_use[index(block.alias[index(v)])] = i; used[index(block.alias[index(v)])] = true; }
+  }
+  std::array<std::int64_t, kMemoryCategories> now{};
+  const auto add = [&](std::size_t v, std::int64_t sign) { now[static_cast<std::size_t>(block.category[v])] += sign * block.values[v].bytes().value; };
+  for (std::size_t v = 0; v < live.size(); ++v) if (live[v]) add(v, 1);
+  PassMemory out;
+  std::int64_t best = -1;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const ValueId w : nodes[i].writes) {
+      const std::size_t v = index(block.alias[index(w)]);
+      if (!live[v]) { live[v] = true; add(v, 1); }
+    }
+    const OpCall* op = std::get_if<OpCall>(&nodes[i].call);
+    const std::int64_t scratch = op ? workspace(op->op, op->pass, op->wants).value : 0;
+    std::int64_t sum = scratch;
+    for (const auto b : now) sum += b;
+    if (sum > best) {
+      best = sum;
+      for (std::size_t c = 0; c < kMemoryCategories; ++c) out.at_peak[c] = {now[c]};
+      out.at_peak[static_cast<std::size_t>(MemoryCategory::workspace)] += Bytes{scratch};
+      out.peak_at = call_name(nodes[i]);
+    }
+    const auto release = [&](ValueId id) {
+      const std::size_t v = index(block.alias[index(id)]);
+      if (live[v] && last_use[v] == i && !stays[v]) { live[v] = false; add(v, -1); }
+    };
+    for (const ValueId v : nodes[i].reads) release(v);
+    for (const ValueId v : nodes[i].writes) release(v);
+  }
+  return out;
+}
+
+void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueId>& ids) {
+  for (const ValueId id : ids) if (id >= 0) flags[index(block.alias[index(id)])] = true;
+}
+
+}  // namespace
+
+BlockMemory block_memory(const Block& block) {
+  BlockMemory out;
+  std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none;
+  mark(block, inputs, block.inputs);
+  mark(block, kept, block.kept);
+  mark(block, forward_stays, block.outputs);
+  mark(block, forward_stays, block.kept);
+  out.forward = walk(block, block.forward, inputs, forward_stays);
+  for (std::size_t v = 0; v < kept.size(); ++v)
+    if (kept[v]) out.kept[static_cast<std::size_t>(block.category[v])] += block.values[v].bytes();
+  std::vector<bool> entry = kept, stays = none;
+  mark(block, entry, block.output_grads);
+  mark(block, stays, block.input_grads);
+  mark(block, stays, block.weight_grads);
+  out.backward = walk(block, block.backward, entry, stays);
+  return out;
+}
+
+std::vector<std::string> verify(const Block& block) {
+  std::vector<std::string> faults;
+  const auto check = [&](const std::vector<BlockNode>& nodes, std::vector<bool> written, const char* pass) {
+    for (const BlockNode& node : nodes) {
+      for (const ValueId v : node.reads)
+        if (!written[index(v)]) faults.push_back(fmt::format("{} {}: {} reads {} before it is written", block.name, pass, call_name(node), block.values[index(v)].name));
+      for (const ValueId v : node.writes) {
+        if (written[index(v)]) faults.push_back(fmt::format("{} {}: {} writes {} twice", block.name, pass, call_name(node), block.values[index(v)].name));
+        written[index(v)] = true;
+      }
+      const OpCall* op = std::get_if<OpCall>(&node.call);
+      if (!op || op->pass == Pass::backward) continue;
+      std::size_t next_in = 0, next_out = 0;
+      for (const Operand& o : operands(op->op)) {
+        if (o.role == Role::weight) continue;
+        const bool in = o.role == Role::input || o.role == Role::index;
+        const auto& list = in ? node.reads : node.writes;
+        std::size_t& next = in ? next_in : next_out;
+        if (next >= list.size()) { faults.push_back(fmt::format("{} {}: {} lacks its operand {}", block.name, pass, call_name(node), o.name)); break; }
+        const Value& v = block.values[index(list[next++])];
+        if (v.shape.elements() != o.shape.elements())
+          faults.push_back(fmt::format("{} {}: {} {} has {} elements, its value {} has {}", block.name, pass, call_name(node), o.name, o.shape.elements(), v.name, v.shape.elements()));
+      }
+    }
+    return written;
+  };
+  std::vector<bool> start(block.values.size(), false);
+  for (const ValueId v : block.inputs) start[index(v)] = true;
+  const std::vector<bool> after = check(block.forward, start, "forward");
+  for (const ValueId v : block.outputs) if (!after[index(v)]) faults.push_back(fmt::format("{}: output {} is never written", block.name, block.values[index(v)].name));
+  std::vector<bool> entry(block.values.size(), false);
+  for (const ValueId v : block.kept) {
+    if (!after[index(v)]) faults.push_back(fmt::format("{}: kept {} is never written", block.name, block.values[index(v)].name));
+    entry[index(v)] = true;
+  }
+  for (const ValueId v : block.output_grads) if (v >= 0) entry[index(v)] = true;
+  const std::vector<bool> end = check(block.backward, entry, "backward");
+  for (const auto* list : {&block.input_grads, &block.weight_grads})
+    for (const ValueId v : *list) if (v >= 0 && !end[index(v)]) faults.push_back(fmt::format("{}: gradient {} is never written", block.name, block.values[index(v)].name));
+  return faults;
+}
+
+}  // namespace moeplan
