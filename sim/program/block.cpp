@@ -107,8 +107,6 @@ class Differentiator {
       if (!any) { wants_[i] = {false, false}; continue; }
       for (const ValueId in : nodes_[i].inputs) if (carries_[index(in)]) reaches[index(in)] = true;
     }
-    // A loss block has no differentiable output: its last value is the scalar loss, where the gradient starts.
-    reaches_ = std::move(reaches);
   }
 
   /// Forward operands that the backward call of node i reads, as value ids.
@@ -258,7 +256,7 @@ class Differentiator {
   Recompute recompute_;
   Block block_;
   std::vector<GraphNode> nodes_;
-  std::vector<bool> carries_, reaches_, available_;
+  std::vector<bool> carries_, available_;
   std::vector<Wants> wants_;
   std::vector<ValueId> current_;
   std::map<ValueId, ValueId> grads_;  // forward value -> id of its gradient + 1

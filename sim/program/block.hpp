@@ -34,7 +34,7 @@ struct Block {
   std::vector<MemoryCategory> category;        ///< per value
   std::vector<ValueId> alias;                  ///< per value: the value whose memory it shares (views), or itself
   std::vector<Weight> weights;
-  std::vector<ValueId> inputs, outputs;
+  std::vector<ValueId> inputs, outputs;        ///< inputs[0] is this block's own; the others are carried: they belong to the slot that made them
   std::vector<ValueId> input_grads;            ///< parallel to inputs; -1 where none is wanted
   std::vector<ValueId> output_grads;           ///< parallel to outputs; -1 where none exists
   std::vector<ValueId> weight_grads;           ///< parallel to weights; -1 for what is not trained

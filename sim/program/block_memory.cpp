@@ -63,11 +63,13 @@ void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueI
 
 BlockMemory block_memory(const Block& block) {
   BlockMemory out;
-  std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none;
-  mark(block, inputs, block.inputs);
+  std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none, carried = none;
+  if (!block.inputs.empty()) mark(block, inputs, {block.inputs.front()});
+  if (block.inputs.size() > 1) mark(block, carried, {block.inputs.begin() + 1, block.inputs.end()});
   mark(block, kept, block.kept);
+  for (std::size_t v = 0; v < kept.size(); ++v) if (carried[v]) kept[v] = false;
   mark(block, forward_stays, block.outputs);
-  mark(block, forward_stays, block.kept);
+  for (std::size_t v = 0; v < kept.size(); ++v) if (kept[v]) forward_stays[v] = true;
   out.forward = walk(block, block.forward, inputs, forward_stays);
   for (std::size_t v = 0; v < kept.size(); ++v)
     if (kept[v]) out.kept[static_cast<std::size_t>(block.category[v])] += block.values[v].bytes();

@@ -1,0 +1,95 @@
+#pragma once
+/// Lowering: (Problem, Plan, rank) -> Program, the list of what one rank does in a training step. The planner prices it, the
+/// simulator plays it, the executor runs it.
+///
+/// Blocks are lowered once per kind; the program lists their instances by (slot, micro-batch) in issue order. A slot is one
+/// block on this stage: the embedding, each decoder layer, the head with its loss.
+
+#include <functional>
+
+#include "sim/program/block.hpp"
+#include "sim/program/builder.hpp"
+
+namespace moeplan {
+
+enum class Phase : std::uint8_t { gather, release, forward, backward, reduce, send_receive, optimizer };
+template <>
+struct EnumNames<Phase> {
+  static constexpr std::array names{std::pair{Phase::gather, std::string_view("gather")}, std::pair{Phase::release, std::string_view("release")},
+                                    std::pair{Phase::forward, std::string_view("forward")}, std::pair{Phase::backward, std::string_view("backward")},
+                                    std::pair{Phase::reduce, std::string_view("reduce")}, std::pair{Phase::send_receive, std::string_view("send_receive")},
+                                    std::pair{Phase::optimizer, std::string_view("optimizer")}};
+};
+
+/// One thing the rank does. Lane order is list order; `after` names earlier instances of other lanes that must have ended.
+struct Instance {
+  Phase phase = Phase::forward;
+  std::int32_t slot = -1;          ///< index into Program::slots; -1 for the optimizer and the pipeline exchange
+  std::int32_t micro_batch = -1;
+  Bytes sent{}, received{};        ///< send_receive: activations or their gradients to and from the neighbour stages
+  std::vector<std::int32_t> after;
+};
+
+/// What FSDP does for one slot: bytes gathered before use and gradients reduced after the backward pass.
+struct SlotSharding {
+  Bytes dense_gather{}, expert_gather{};   ///< all-gather outputs (payloads) over the dense and the expert shard group
+  Bytes gathered{};                        ///< memory of the unsharded copies while the block runs (casts of trained weights included)
+  Bytes dense_reduce{}, expert_reduce{};   ///< reduce-scatter inputs of trained gradients, unsharded
+  bool operator==(const SlotSharding&) const = default;
+};
+
+/// Long-lived bytes of the weights of one block on one rank.
+struct StateBytes {
+  Bytes weights{}, adapters{}, gradients{}, optimizer{};
+  std::int64_t trained_elements = 0;       ///< on this rank, after sharding
+  StateBytes& operator+=(const StateBytes& o);
+};
+
+/// What happens at a stage boundary and inside a stage with values that cross layers.
+struct Slot {
+  std::int32_t block = 0;          ///< index into Program::blocks
+  std::int32_t layer = -1;         ///< decoder layer; -1 embedding, layers() head
+  SlotSharding sharding;
+  StateBytes state;
+};
+
+struct Program {
+  int rank = 0, stage = 0;
+  std::vector<Block> blocks;
+  std::vector<Slot> slots;
+  std::vector<Instance> instances;
+  StateBytes resident;             ///< idle weights (vision tower)
+  Bytes stream{};                  ///< x of one micro-batch at the stage's entrance
+  Bytes carried{};                 ///< per micro-batch: values received besides x that later slots read (stored residual blocks, shared indices)
+  std::int64_t in_flight = 1;      ///< most micro-batches between forward and backward
+};
+
+/// Everything about a model that lowering asks for, composed once: which layer kinds there are and what crosses stages.
+struct ModelOutline {
+  std::vector<std::string> kinds;            ///< per layer
+  std::vector<bool> trained;                 ///< per slot of the whole model (embedding, layers, head): holds anything trained
+  std::vector<std::int64_t> stored_before;   ///< per layer: stored residual blocks that reach it
+};
+[[nodiscard]] ModelOutline outline(const ModelSpec& model, const Workload& workload);
+
+/// The context of a plan's blocks. `routed_scale`: rows that reach this rank's experts over the balanced share.
+[[nodiscard]] BlockContext block_context(const Problem& problem, const Plan& plan, double routed_scale = 1.0);
+
+/// Lowers one slot of the model: -1 embedding, 0 .. layers-1, layers = head.
+[[nodiscard]] Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale);
+
+[[nodiscard]] SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan);
+[[nodiscard]] StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& plan);
+/// Resident weights that no block runs.
+[[nodiscard]] StateBytes idle_state(const Problem& problem, const Plan& plan);
+
+/// Micro-batches between forward and backward on a stage under 1F1B: min(m, p - stage).
+[[nodiscard]] std::int64_t in_flight(const Plan& plan, int stage);
+
+/// The whole program of a rank. Throws InputError if `rank` is outside the plan.
+[[nodiscard]] Program lower(const Problem& problem, const Plan& plan, int rank, double routed_scale = 1.0);
+
+/// Faults of a program: those of its blocks, instances that use what has not happened, gathers without release. Empty when sound.
+[[nodiscard]] std::vector<std::string> verify(const Program& program);
+
+}  // namespace moeplan
