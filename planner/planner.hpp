@@ -1,0 +1,52 @@
+#pragma once
+/// Searches the plans of a problem: enumerate, reject by rules with reasons in numbers, price, rank, Pareto front.
+
+#include <functional>
+#include <map>
+
+#include "core/spec/forecast.hpp"
+
+namespace moeplan {
+
+/// Degrees and switches the user fixed; the others are searched.
+struct Pins {
+  std::optional<int> pp, tp, cp, ep, etp, dp_replicate, dp_shard, expert_shard;
+  std::optional<std::int64_t> micro_batch;
+  std::optional<Recompute> recompute;
+  std::optional<DType> frozen_storage;
+  std::optional<bool> reshard_after_forward;
+};
+
+struct SearchOptions {
+  Pins pins;
+  int top = 5;                            ///< plans returned, best first; the Pareto front is returned besides
+  int threads = 0;                        ///< 0: all cores; the answer does not depend on it
+  bool full_attention_flops = false;      ///< MFU convention: count causal attention whole
+  std::function<void(double)> progress;   ///< called with the share decided, from any thread
+};
+
+struct Answer {
+  std::int64_t searched = 0, feasible = 0;
+  std::map<std::string, std::int64_t> rejected;   ///< by rule
+  std::map<std::string, std::string> example;     ///< by rule: one reason in numbers, of the candidate closest to fitting
+  std::vector<RankedPlan> plans;                  ///< best step time first, then the rest of the Pareto front
+  std::vector<std::size_t> pareto;                ///< indices into plans: step time, peak memory, device-hours, money
+  std::optional<Infeasible> infeasible;
+};
+
+/// Throws InputError for pins that cannot fold onto the cluster.
+[[nodiscard]] Answer plan(const Problem& problem, const SearchOptions& options);
+
+/// Prices one plan as given.
+[[nodiscard]] Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops = false);
+
+/// A plan file: format, problem (model config, cluster, workload, load, runtime, profile included), plan, forecast.
+[[nodiscard]] Json plan_file(const Problem& problem, const RankedPlan& ranked);
+struct LoadedPlan {
+  Problem problem;
+  Plan plan;
+};
+/// Reads a plan file back. Throws InputError.
+[[nodiscard]] LoadedPlan read_plan_file(const Json& json, const std::string& where);
+
+}  // namespace moeplan
