@@ -1,0 +1,126 @@
+#include "planner/space.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace moeplan {
+namespace {
+
+std::vector<int> divisors(std::int64_t n) {
+  std::vector<int> out;
+  for (std::int64_t d = 1; d <= n; ++d) if (n % d == 0) out.push_back(static_cast<int>(d));
+  return out;
+}
+
+std::vector<int> options_of(const std::optional<int>& pin, std::int64_t n) {
+  if (!pin) return divisors(n);
+  return n % *pin == 0 ? std::vector<int>{*pin} : std::vector<int>{};
+}
+
+std::int64_t routed_experts(const ModelSpec& model) {
+  std::int64_t experts = 0;
+  for (const LayerSpec& l : model.layers)
+    for (const Sublayer& s : l.sublayers)
+      if (const MoeFfn* moe = std::get_if<MoeFfn>(&s.mixer)) experts = std::max(experts, moe->experts);
+  return experts;
+}
+
+/// Degrees this version lowers in the search: tensor, context and expert-tensor parallelism are priced only where pinned.
+std::vector<Parallelism> layouts(const Problem& problem, const Pins& pins) {
+  std::vector<Parallelism> out;
+  const std::int64_t world = problem.cluster.devices(), experts = routed_experts(problem.model);
+  for (const int pp : options_of(pins.pp, world)) {
+    const int tp = pins.tp.value_or(1), cp = pins.cp.value_or(1), etp = pins.etp.value_or(1);
+    const std::int64_t stage = world / pp;
+    if (stage % (static_cast<std::int64_t>(tp) * cp) != 0) continue;
+    const std::int64_t dp = stage / tp / cp;
+    for (const int shard : options_of(pins.dp_shard, dp)) {
+      if (pins.dp_replicate && *pins.dp_replicate != dp / shard) continue;
+      for (const int ep : options_of(pins.ep, stage)) {
+        if (stage % (static_cast<std::int64_t>(ep) * etp) != 0) continue;
+        if (!pins.ep && experts == 0 && ep > 1) continue;
+        if (!pins.ep && experts > 0 && experts % ep != 0) continue;
+        for (const int expert_shard : options_of(pins.expert_shard, stage / ep / etp)) {
+          if (experts == 0 && expert_shard > 1 && !pins.expert_shard) continue;
+          out.push_back({.pp = pp, .tp = tp, .cp = cp, .ep = ep, .etp = etp, .dp_replicate = static_cast<int>(dp / shard), .dp_shard = shard, .expert_shard = expert_shard});
+        }
+      }
+    }
+  }
+  return out;
+}
+
+/// Micro-batches that keep a device busy and stay within what a step can hold: 1, 2, 4 ... sequences, at most 128 Ki tokens unless one sequence is longer.
+std::vector<std::int64_t> micro_batches(const Problem& problem, const Pins& pins) {
+  if (pins.micro_batch) return {*pins.micro_batch};
+  std::vector<std::int64_t> out;
+  for (std::int64_t b = 1; b <= 64 && (b == 1 || b * problem.workload.sequence_length <= (1 << 17)); b *= 2) out.push_back(b);
+  return out;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
+  std::vector<std::int64_t> out(static_cast<std::size_t>(stages), layers / stages);
+  std::int64_t rest = layers % stages;
+  for (std::size_t i = 1; rest > 0 && i + 1 < out.size(); ++i, --rest) ++out[i];
+  for (std::size_t i = 0; rest > 0; ++i, --rest) ++out[i % out.size()];
+  return out;
+}
+
+std::vector<DType> storages(const Problem& problem) {
+  if (problem.workload.frozen_storage) return {*problem.workload.frozen_storage};
+  std::vector<DType> out{DType::bf16};
+  for (const DType shipped : {problem.model.stored.experts, problem.model.stored.linear})
+    if (problem.runtime.runs_quantised && shipped != DType::bf16 && shipped != DType::f16 && shipped != DType::f32 && std::find(out.begin(), out.end(), shipped) == out.end())
+      out.push_back(shipped);
+  return out;
+}
+
+std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
+  const Pins& pins = options.pins;
+  const std::vector<Parallelism> all = layouts(problem, pins);
+  if (all.empty()) {
+    const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
+    throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}", problem.cluster.devices(), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
+                                                shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard)),
+                     "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
+  }
+  const std::vector<Recompute> recomputes = pins.recompute ? std::vector{*pins.recompute} : std::vector{Recompute::none, Recompute::selective, Recompute::full};
+  const std::vector<DType> types = pins.frozen_storage ? std::vector{*pins.frozen_storage} : storages(problem);
+  std::vector<bool> reshards = pins.reshard_after_forward ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
+  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  std::vector<CandidateGroup> groups;
+  for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
+    for (const Recompute recompute : recomputes) {
+      for (const DType type : types) {
+        std::map<int, CandidateGroup> by_ep;
+        for (const Parallelism& p : all) {
+          for (const bool reshard : reshards) {
+            // Nothing is gathered when nothing is sharded: one of the two is the same plan.
+            if (!reshard && !pins.reshard_after_forward && p.dp_shard * p.cp == 1 && p.expert_shard == 1) continue;
+            Plan plan;
+            plan.parallelism = p;
+            plan.micro_batch = micro_batch;
+            const std::int64_t per_step = micro_batch * p.dp();
+            const std::int64_t batch = problem.workload.global_batch.value_or(8 * per_step);
+            plan.micro_batches = std::max<std::int64_t>(1, batch / per_step);
+            plan.stage_layers = even_stages(layers, p.pp);
+            plan.recompute = recompute;
+            plan.reshard_after_forward = reshard;
+            plan.frozen_storage = type;
+            plan.prefetch = problem.runtime.prefetch;
+            by_ep[p.ep].plans.push_back(std::move(plan));
+          }
+        }
+        for (auto& [ep, group] : by_ep) groups.push_back(std::move(group));
+      }
+    }
+  }
+  return groups;
+}
+
+}  // namespace moeplan

@@ -1,0 +1,32 @@
+#pragma once
+/// Time of a block's passes: its calls priced one by one and laid on lanes in program order; each starts when its lane is free
+/// and what it reads is there.
+
+#include <functional>
+
+#include "core/spec/forecast.hpp"
+#include "sim/program/block.hpp"
+
+namespace moeplan {
+
+/// Prices one call of a block. The one door through which planner and simulator learn what a call costs.
+using PriceCall = std::function<Estimate(const BlockNode&)>;
+
+struct PassTime {
+  Seconds total{};             ///< from the first start to the last end
+  Seconds compute{};           ///< compute lane busy, recompute left out
+  Seconds recompute{};         ///< compute lane busy with repeated forward calls
+  Seconds exposed{};           ///< total - compute - recompute: communication nothing hides
+  std::array<double, 3> basis{};   ///< seconds priced as measured, interpolated, roofline
+};
+
+struct BlockTime {
+  PassTime forward, backward;
+};
+
+[[nodiscard]] BlockTime block_time(const Block& block, const PriceCall& price);
+
+/// Model flops of a block: forward and backward, nothing repeated, causal attention as the contract counts it (half), or whole.
+[[nodiscard]] Flops model_flops(const Block& block, bool full_attention);
+
+}  // namespace moeplan
