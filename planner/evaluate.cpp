@@ -1,0 +1,308 @@
+#include "planner/evaluate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "planner/load_factors.hpp"
+#include "sim/cost/block_time.hpp"
+#include "sim/memory/memory.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+/// Where the members of a group sit: how many, and how many ranks apart.
+Placement placement(Group group, const Parallelism& p) {
+  switch (group) {
+    case Group::tensor: return {p.tp, 1};
+    case Group::context: return {p.cp, p.tp};
+    case Group::data_shard: return {p.dp_shard * p.cp, p.tp};
+    case Group::data_replicate: return {p.dp_replicate, p.tp * p.cp * p.dp_shard};
+    case Group::expert_tensor: return {p.etp, 1};
+    case Group::expert: return {p.ep, p.etp};
+    case Group::expert_data_shard: return {p.expert_shard, p.etp * p.ep};
+    case Group::expert_data_replicate: return {p.expert_data() / p.expert_shard, p.etp * p.ep * p.expert_shard};
+    case Group::pipeline: return {2, p.stage_ranks()};
+    case Group::world: return {p.world(), 1};
+  }
+  return {1, 1};
+}
+
+/// One layer kind under this group's sharding, lowered and priced.
+struct Kind {
+  Block block;                  ///< at the median load
+  BlockMemory memory50, memory95;
+  BlockTime time50, time95;
+  Flops flops{};
+};
+
+/// Forward or backward of one stage: FSDP gathers on their lane, `prefetch` blocks ahead, under the blocks' own time.
+struct LaneResult { double total = 0, exposed = 0; };
+
+LaneResult run_lanes(const std::vector<double>& compute, const std::vector<double>& gather, const std::vector<double>& reduce, std::int64_t prefetch) {
+  const auto n = static_cast<std::int64_t>(compute.size());
+  double now = 0, lane = 0, busy = 0;
+  std::int64_t issued = 0;
+  std::vector<double> there(compute.size(), 0);
+  for (std::int64_t s = 0; s < n; ++s) {
+    for (; issued < n && issued <= s + prefetch; ++issued) {
+      const auto g = static_cast<std::size_t>(issued);
+      if (gather[g] > 0) lane = std::max(lane, now) + gather[g];
+      there[g] = gather[g] > 0 ? lane : 0;
+    }
+    const auto i = static_cast<std::size_t>(s);
+    now = std::max(now, there[i]) + compute[i];
+    busy += compute[i];
+    if (reduce[i] > 0) lane = std::max(lane, now) + reduce[i];
+  }
+  now = std::max(now, lane);
+  return {now, now - busy};
+}
+
+}  // namespace
+
+struct Evaluator::Shared {
+  const Problem& problem;
+  bool full_attention;
+  ModelOutline outline;
+  Prices prices;
+  Links links;
+};
+
+Evaluator::Evaluator(const Problem& problem, bool full_attention)
+    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster)}) {}
+Evaluator::~Evaluator() = default;
+
+struct Evaluator::Group::State {
+  const Shared& shared;
+  Plan plan;
+  LoadFactors load;
+  std::map<std::string, std::unique_ptr<Kind>> kinds;         ///< lowered and priced
+  std::map<std::string, std::unique_ptr<Block>> weight_only;  ///< for the states alone
+  std::vector<std::string> keys;                              ///< per slot of the model: embedding, layers, head
+
+  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(load_factors(s.problem, p.parallelism.ep)) {
+    bool before = false;
+    const auto layers = s.outline.kinds.size();
+    for (std::size_t i = 0; i < layers + 2; ++i) {
+      const std::string name = i == 0 ? "embedding" : i == layers + 1 ? "head" : s.outline.kinds[i - 1];
+      keys.push_back(name + (before ? "" : " (first trained)"));
+      before = before || s.outline.trained[i];
+    }
+  }
+
+  Estimate price(const BlockNode& node, double skew) const {
+    if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
+    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, placement(comm->group, plan.parallelism), skew);
+    return shared.links.host_wait(placement(moeplan::Group::expert, plan.parallelism));
+  }
+
+  const Kind& kind(std::size_t slot) {
+    std::unique_ptr<Kind>& k = kinds[keys[slot]];
+    if (k) return *k;
+    k = std::make_unique<Kind>();
+    const auto layer = static_cast<std::int32_t>(slot) - 1;
+    const auto lowered = [&](double scale) { return lower_slot(shared.problem, plan, shared.outline, layer, scale); };
+    const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
+    k->block = lowered(load.mean50);
+    k->time50 = timed(k->block, load.mean50);
+    const bool routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
+    if (!routed || load.worst95 == 1.0) {
+      k->memory50 = k->memory95 = block_memory(k->block);
+      k->time95 = k->time50;
+      k->flops = model_flops(k->block, shared.full_attention);
+      return *k;
+    }
+    k->flops = model_flops(lowered(1.0), shared.full_attention);
+    k->time95 = timed(lowered(load.mean95), load.mean95);
+    // Buffers that a pass reuses must hold the worst layer; what is kept adds up over a stage, where a hot rank is partly averaged out.
+    k->memory50 = block_memory(lowered(load.worst50));
+    k->memory50.kept = block_memory(lowered(load.stage50)).kept;
+    k->memory95 = block_memory(lowered(load.worst95));
+    k->memory95.kept = block_memory(lowered(load.stage95)).kept;
+    return *k;
+  }
+
+  const Block& weights(std::size_t slot) {
+    if (const auto it = kinds.find(keys[slot]); it != kinds.end() && it->second) return it->second->block;
+    std::unique_ptr<Block>& b = weight_only[keys[slot]];
+    if (!b) b = std::make_unique<Block>(lower_slot(shared.problem, plan, shared.outline, static_cast<std::int32_t>(slot) - 1, 1.0));
+    return *b;
+  }
+
+  /// [first, end) of the model's slots that a stage holds.
+  std::pair<std::size_t, std::size_t> slots_of(const Plan& p, int stage) const {
+    std::size_t first = 1;
+    for (int i = 0; i < stage; ++i) first += static_cast<std::size_t>(p.stage_layers[static_cast<std::size_t>(i)]);
+    std::size_t end = first + static_cast<std::size_t>(p.stage_layers[static_cast<std::size_t>(stage)]);
+    if (stage == 0) first = 0;
+    if (stage + 1 == p.parallelism.pp) ++end;
+    return {first, end};
+  }
+
+  /// States of each distinct slot kind under this plan's sharding.
+  std::map<std::string, StateBytes> states(const Plan& p) {
+    std::map<std::string, StateBytes> out;
+    for (std::size_t s = 0; s < keys.size(); ++s)
+      if (!out.count(keys[s])) out[keys[s]] = state_bytes(weights(s), shared.problem, p);
+    return out;
+  }
+};
+
+Evaluator::Group::Group(const Evaluator& shared, const Plan& representative) : state_(std::make_unique<State>(shared.shared(), representative)) {}
+Evaluator::Group::~Group() = default;
+
+MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
+  State& s = *state_;
+  const auto states = s.states(plan);
+  MemoryBreakdown worst;
+  for (int stage = 0; stage < plan.parallelism.pp; ++stage) {
+    StateBytes sum = stage == 0 ? idle_state(s.shared.problem, plan) : StateBytes{};
+    const auto [first, end] = s.slots_of(plan, stage);
+    for (std::size_t i = first; i < end; ++i) sum += states.at(s.keys[i]);
+    MemoryBreakdown m = standing_memory(sum, s.shared.problem.runtime, plan.parallelism);
+    add_allocator_reserve(m, s.shared.problem.runtime);
+    if (m.peak() > worst.peak()) worst = m;
+  }
+  return worst;
+}
+
+Forecast Evaluator::Group::forecast(const Plan& plan) {
+  State& s = *state_;
+  s.plan = plan;
+  const Problem& problem = s.shared.problem;
+  const Parallelism& par = plan.parallelism;
+  Forecast out;
+  struct PerKind {
+    const Kind* kind;
+    SlotSharding sharding;
+    StateBytes state;
+    double gather, reduce;
+  };
+  std::map<std::string, PerKind> per_kind;
+  const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
+    const Placement where = placement(g, par);
+    if (where.size <= 1 || payload.value == 0) return 0.0;
+    const Estimate e = s.shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0);
+    return e.median.value;
+  };
+  const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
+  for (std::size_t i = 0; i < s.keys.size(); ++i) {
+    if (per_kind.count(s.keys[i])) continue;
+    const Kind& k = s.kind(i);
+    PerKind v{&k, slot_sharding(k.block, problem, plan), state_bytes(k.block, problem, plan), 0, 0};
+    v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, v.sharding.dense_gather) +
+               collective(Collective::all_gather, moeplan::Group::expert_data_shard, v.sharding.expert_gather);
+    v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, v.sharding.dense_reduce) +
+               collective(Collective::all_reduce, moeplan::Group::data_replicate, share(v.sharding.dense_reduce, par.dp_shard * par.cp)) +
+               collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, v.sharding.expert_reduce) +
+               collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(v.sharding.expert_reduce, par.expert_shard));
+    per_kind.emplace(s.keys[i], v);
+  }
+
+  std::vector<double> f50, b50, f95, b95, optimizer;
+  struct StageTime { double forward = 0, backward = 0, recompute = 0, expert = 0, weight = 0; };
+  std::vector<StageTime> stage_times;
+  double model = 0;
+  Bytes exchange_bytes{};
+  std::array<double, 3> basis{};
+  for (int stage = 0; stage < par.pp; ++stage) {
+    const auto [first, end] = s.slots_of(plan, stage);
+    StageMemory m50{.slots = {}, .state = stage == 0 ? idle_state(problem, plan) : StateBytes{}, .in_flight = in_flight(plan, stage), .micro_batches = plan.micro_batches,
+                    .prefetch = plan.prefetch, .reshard = plan.reshard_after_forward, .last_stage = stage + 1 == par.pp};
+    StageMemory m95 = m50;
+    std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
+    StageTime t;
+    for (std::size_t i = first; i < end; ++i) {
+      const PerKind& k = per_kind.at(s.keys[i]);
+      m50.slots.push_back(slot_memory(k.kind->block, k.kind->memory50, k.sharding));
+      m95.slots.push_back(slot_memory(k.kind->block, k.kind->memory95, k.sharding));
+      m50.state += k.state;
+      fc50.push_back(k.kind->time50.forward.total.value);
+      bc50.push_back(k.kind->time50.backward.total.value);
+      fc95.push_back(k.kind->time95.forward.total.value);
+      bc95.push_back(k.kind->time95.backward.total.value);
+      gather.push_back(k.gather);
+      reduce.push_back(k.reduce);
+      none.push_back(0);
+      t.forward += k.kind->time50.forward.compute.value;
+      t.backward += k.kind->time50.backward.compute.value;
+      t.recompute += k.kind->time50.backward.recompute.value;
+      t.expert += k.kind->time50.forward.exposed.value + k.kind->time50.backward.exposed.value;
+      for (std::size_t b = 0; b < 3; ++b) basis[b] += k.kind->time50.forward.basis[b] + k.kind->time50.backward.basis[b];
+      model += k.kind->flops.value;
+      if (i == first && stage > 0) {
+        const Block& entrance = k.kind->block;
+        Bytes crossing{};
+        for (std::size_t in = 0; in < entrance.inputs.size(); ++in) {
+          const Bytes b = entrance.values[index(entrance.inputs[in])].bytes();
+          if (in > 0) { m50.carried += b; m95.carried += b; }
+          crossing += b;
+        }
+        exchange_bytes = std::max(exchange_bytes, crossing);
+      }
+    }
+    m95.state = m50.state;
+    const MemoryBreakdown p50 = stage_memory(m50, problem.runtime, par), p95 = stage_memory(m95, problem.runtime, par);
+    if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
+    if (stage == 0 || p95.peak() > out.memory_p95.peak()) { out.memory_p95 = p95; out.worst_stage = stage; }
+    // Without resharding the copies of the forward pass serve the backward pass too.
+    const std::vector<double>& again = plan.reshard_after_forward ? gather : none;
+    const auto reversed = [](std::vector<double> v) { std::reverse(v.begin(), v.end()); return v; };
+    const LaneResult f = run_lanes(fc50, gather, none, plan.prefetch), b = run_lanes(reversed(bc50), reversed(again), reversed(reduce), plan.prefetch);
+    f50.push_back(f.total);
+    b50.push_back(b.total);
+    t.weight = f.exposed + b.exposed;
+    stage_times.push_back(t);
+    f95.push_back(run_lanes(fc95, gather, none, plan.prefetch).total);
+    b95.push_back(run_lanes(reversed(bc95), reversed(again), reversed(reduce), plan.prefetch).total);
+    // AdamW reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
+    op::AdamW adam{};
+    adam.elements = m50.state.trained_elements;
+    optimizer.push_back(adam.elements > 0 ? s.shared.prices.price(OpCall{adam, Pass::forward, {}}).median.value : 0.0);
+  }
+  const double exchange = collective(Collective::send_receive, moeplan::Group::pipeline, exchange_bytes);
+  const double tail = *std::max_element(optimizer.begin(), optimizer.end());
+  const double step50 = pipeline_seconds(f50, b50, exchange, plan.micro_batches);
+  out.step = {step50 + tail};
+  out.step_p95 = {pipeline_seconds(f95, b95, exchange, plan.micro_batches) + tail};
+
+  std::size_t pace = 0;
+  for (std::size_t i = 1; i < f50.size(); ++i) if (f50[i] + b50[i] > f50[pace] + b50[pace]) pace = i;
+  const double m = static_cast<double>(plan.micro_batches);
+  const auto put = [&](TimeCategory c, double v) { out.time[static_cast<std::size_t>(c)] = {v}; };
+  put(TimeCategory::forward, m * stage_times[pace].forward);
+  put(TimeCategory::backward, m * stage_times[pace].backward);
+  put(TimeCategory::recompute, m * stage_times[pace].recompute);
+  put(TimeCategory::expert_communication, m * stage_times[pace].expert);
+  put(TimeCategory::weight_communication, m * stage_times[pace].weight);
+  put(TimeCategory::optimizer, tail);
+  const double exchanged = par.pp > 1 ? std::min(2 * exchange * (par.pp - 1), step50 - m * (f50[pace] + b50[pace])) : 0;
+  put(TimeCategory::pipeline_exchange, exchanged);
+  put(TimeCategory::pipeline_bubble, step50 - m * (f50[pace] + b50[pace]) - exchanged);
+
+  const double total_basis = basis[0] + basis[1] + basis[2];
+  for (std::size_t i = 0; i < 3; ++i) out.basis[i] = total_basis > 0 ? basis[i] / total_basis : 0;
+  const double devices = par.world();
+  const double micro_steps = m * par.dp() * par.cp * par.tp;   // blocks are lowered per rank
+  out.model_flops = {model * micro_steps};
+  const double tokens = static_cast<double>(plan.micro_batch) * m * par.dp() * static_cast<double>(problem.workload.sequence_length);
+  out.tokens_per_second = tokens / out.step.value;
+  out.tokens_per_second_per_device = out.tokens_per_second / devices;
+  out.flops_per_device = {out.model_flops.value / out.step.value / devices};
+  out.mfu = out.flops_per_device.value / problem.cluster.device.peak.at("bf16").value;
+  if (problem.workload.tokens) {
+    out.device_hours = *problem.workload.tokens / out.tokens_per_second / 3600 * devices;
+    if (problem.cluster.price) out.cost_usd = *out.device_hours * problem.cluster.price->value;
+  }
+  return out;
+}
+
+Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops) {
+  const Evaluator shared(problem, full_attention_flops);
+  Evaluator::Group group(shared, plan);
+  return group.forecast(plan);
+}
+
+}  // namespace moeplan
