@@ -1,6 +1,7 @@
 #pragma once
 /// The machines: devices, memory tiers, links from the scale-up domain to the fabric, price. Every figure names its source.
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -36,20 +37,69 @@ struct DeviceSpec {
   }
 };
 
+/// What kind of wire a tier is: which latencies of NCCL's tables hold on it.
+enum class LinkKind : std::uint8_t {
+  scale_up,  ///< NVLink, xGMI, UB: load/store reachable
+  pcie,      ///< peers over PCIe or host memory
+  network,   ///< NIC and switches
+};
+template <>
+struct EnumNames<LinkKind> {
+  static constexpr std::array names{std::pair{LinkKind::scale_up, std::string_view("scale_up")}, std::pair{LinkKind::pcie, std::string_view("pcie")},
+                                    std::pair{LinkKind::network, std::string_view("network")}};
+};
+
 /// One tier of links: all ranks whose index agrees up to `span` reach each other through it. Tiers are listed inside out.
+/// An oversubscribed fabric is one more tier with less bandwidth per device.
 struct LinkTier {
   std::string name;                                  ///< "NVLink4", "IB NDR"
-  std::int64_t span = 1;                             ///< devices in one domain of this tier; the outermost spans the cluster
+  LinkKind kind = LinkKind::network;
+  std::int64_t span = 0;                             ///< devices in one domain of this tier; 0 in a file: the whole cluster
   BytesPerSecond bandwidth{};                        ///< per device, one direction, line rate
-  double efficiency = 0.8;                           ///< reachable share of the line rate
-  Seconds latency{};                                 ///< one collective step
+  double efficiency = 0.8;                           ///< reachable share of the line rate, large ring collective
+  double all_to_all_efficiency = 0.65;               ///< same, tuned expert dispatch and combine
+  double in_network_reduction = 0;                   ///< all-reduce bus bandwidth over the line rate where the switch adds up (NVLS); 0 without
+  Seconds latency{};                                 ///< one hop, low-latency protocol (NCCL LL)
+  Seconds dispatch_latency{};                        ///< one expert dispatch or combine of few bytes
   std::string source;
   bool operator==(const LinkTier&) const = default;
   static constexpr auto fields() {
-    return std::make_tuple(field("name", &LinkTier::name).required(), field("span", &LinkTier::span, "devices per domain").required().between(1, 1 << 20),
+    return std::make_tuple(field("name", &LinkTier::name).required(), field("kind", &LinkTier::kind, "scale_up, pcie or network").required(),
+                           field("span", &LinkTier::span, "devices per domain, 0 for the whole cluster").required().between(0, 1 << 20),
                            field("bandwidth", &LinkTier::bandwidth, "per device, one direction").required().above(0).at_most(1e16),
-                           field("efficiency", &LinkTier::efficiency).above(0).at_most(1), field("latency", &LinkTier::latency).required().at_least(0).at_most(1),
-                           field("source", &LinkTier::source));
+                           field("efficiency", &LinkTier::efficiency, "ring collective over line rate").above(0).at_most(1),
+                           field("all_to_all_efficiency", &LinkTier::all_to_all_efficiency, "expert exchange over line rate").above(0).at_most(1),
+                           field("in_network_reduction", &LinkTier::in_network_reduction, "all-reduce bus bandwidth over line rate, 0 without").between(0, 2),
+                           field("latency", &LinkTier::latency, "one hop").required().at_least(0).at_most(1),
+                           field("dispatch_latency", &LinkTier::dispatch_latency, "one small expert exchange").at_least(0).at_most(1),
+                           field("source", &LinkTier::source).required());
+  }
+};
+
+/// The machine that a device usually comes in; `cluster_of` multiplies it.
+struct NodeSpec {
+  std::int64_t devices = 0;
+  Bytes host_memory{};                               ///< installed, per node; 0: not known, nothing can be offloaded
+  std::vector<LinkTier> tiers;
+  std::optional<DollarsPerHour> price;               ///< per device-hour
+  std::string price_source, source;
+  bool operator==(const NodeSpec&) const = default;
+  static constexpr auto fields() {
+    return std::make_tuple(field("devices", &NodeSpec::devices, "per node").required().between(1, 1024),
+                           field("host_memory", &NodeSpec::host_memory, "per node").at_least(0).at_most(1e16),
+                           field("tiers", &NodeSpec::tiers, "links, inside out").required(),
+                           field("price", &NodeSpec::price, "per device-hour").above(0).at_most(1e6), field("price_source", &NodeSpec::price_source),
+                           field("source", &NodeSpec::source).required());
+  }
+};
+
+/// A file of configs/devices.
+struct DeviceEntry {
+  DeviceSpec device;
+  NodeSpec node;
+  bool operator==(const DeviceEntry&) const = default;
+  static constexpr auto fields() {
+    return std::make_tuple(field("device", &DeviceEntry::device).required(), field("node", &DeviceEntry::node, "the machine it usually comes in").required());
   }
 };
 
@@ -59,7 +109,7 @@ struct ClusterSpec {
   DeviceSpec device;
   std::int64_t nodes = 0;
   std::int64_t devices_per_node = 0;
-  Bytes host_memory{};                               ///< per node, usable
+  Bytes host_memory{};                               ///< per node, installed; 0: not known
   std::vector<LinkTier> tiers;
   std::optional<DollarsPerHour> price;               ///< per device-hour
   std::string price_source;

@@ -6,6 +6,7 @@
 
 #include "core/fields.hpp"
 #include "core/quantity.hpp"
+#include "core/spec/cluster.hpp"
 
 namespace moeplan {
 
@@ -24,13 +25,13 @@ struct ProfileSample {
 
 struct DeviceProfile {
   std::string name;
-  std::string device, generation, driver, date, source;
+  std::string driver, date, source;
+  DeviceSpec device;        ///< what it was measured on: its ceilings turn times into utilisation
   std::vector<ProfileSample> samples;
   bool operator==(const DeviceProfile&) const = default;
   static constexpr auto fields() {
-    return std::make_tuple(field("name", &DeviceProfile::name).required(), field("device", &DeviceProfile::device).required(),
-                           field("generation", &DeviceProfile::generation).required(), field("driver", &DeviceProfile::driver),
-                           field("date", &DeviceProfile::date), field("source", &DeviceProfile::source).required(),
+    return std::make_tuple(field("name", &DeviceProfile::name).required(), field("device", &DeviceProfile::device, "measured on").required(),
+                           field("driver", &DeviceProfile::driver), field("date", &DeviceProfile::date).required(), field("source", &DeviceProfile::source).required(),
                            field("samples", &DeviceProfile::samples).required());
   }
 };

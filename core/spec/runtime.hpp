@@ -26,18 +26,19 @@ struct Runtime {
   bool runs_quantised = true;                  ///< frozen weights dequantised inside the GEMM
   bool expert_overlap = false;                 ///< all-to-all hidden under other compute
   double expert_overlap_hidden = 0.0;          ///< share of the shorter of the two that is hidden
+  bool deduplicated_dispatch = true;           ///< a token crosses to a node or rank once, however many of its experts are there
   std::int64_t prefetch = 1;                   ///< FSDP: blocks gathered ahead
-  Seconds launch_overhead{};                   ///< host time per operator call
+  Seconds launch_overhead{};                   ///< added to each operator or communication call on the device's time line
   bool operator==(const Runtime&) const = default;
   static constexpr auto fields() {
     return std::make_tuple(
-        field("name", &Runtime::name).required(), field("source", &Runtime::source), field("gradient", &Runtime::gradient), field("reduce", &Runtime::reduce),
+        field("name", &Runtime::name).required(), field("source", &Runtime::source).required(), field("gradient", &Runtime::gradient), field("reduce", &Runtime::reduce),
         field("master_weights", &Runtime::master_weights), field("compute_copy", &Runtime::compute_copy), field("adapter", &Runtime::adapter), field("context", &Runtime::context).at_least(0).at_most(1e12),
         field("communicator", &Runtime::communicator).at_least(0).at_most(1e12), field("allocator_overhead", &Runtime::allocator_overhead).between(0, 1),
         field("fused_loss", &Runtime::fused_loss), field("fused_lora", &Runtime::fused_lora), field("fused_attention", &Runtime::fused_attention),
         field("grouped_experts", &Runtime::grouped_experts), field("runs_quantised", &Runtime::runs_quantised),
         field("expert_overlap", &Runtime::expert_overlap), field("expert_overlap_hidden", &Runtime::expert_overlap_hidden).between(0, 1),
-        field("prefetch", &Runtime::prefetch).between(0, 8), field("launch_overhead", &Runtime::launch_overhead).at_least(0).at_most(1));
+        field("deduplicated_dispatch", &Runtime::deduplicated_dispatch), field("prefetch", &Runtime::prefetch).between(0, 8), field("launch_overhead", &Runtime::launch_overhead).at_least(0).at_most(1));
   }
 };
 
