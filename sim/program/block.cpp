@@ -14,6 +14,12 @@ bool is_view(const GraphNode& node) {
   return op && kind(*op) == "split";
 }
 
+/// A plain sum: the gradient of both inputs is the gradient of the output itself, and nothing runs backward.
+bool is_sum(const Op& op) {
+  const op::Add* add = std::get_if<op::Add>(&op);
+  return add && add->scale == 1;
+}
+
 /// Calls that read and write a few bytes an element and nothing else: repeating them costs less than keeping their output.
 bool is_cheap(std::string_view kind) {
   static constexpr std::array names{"rms_norm", "gated_rms_norm", "layer_norm", "glu", "activation", "add", "mul_gate", "rope", "split", "short_conv", "attention_residual", "hyper_connection"};
@@ -223,6 +229,11 @@ class Differentiator {
 
   void backward_op(std::size_t i) {
     const GraphNode& n = nodes_[i];
+    if (is_sum(std::get<Op>(n.call))) {
+      const ValueId arrived = arriving(n).front();
+      for (const ValueId in : n.inputs) if (carries_[index(in)]) accumulate(in, arrived);
+      return;
+    }
     BlockNode node{.call = OpCall{std::get<Op>(n.call), Pass::backward, wants_[i]}, .reads = {}, .writes = {}, .weights = n.weights};
     for (const ValueId v : backward_operands(i)) node.reads.push_back(obtain(v));
     for (const ValueId g : arriving(n)) node.reads.push_back(g);
@@ -240,6 +251,8 @@ class Differentiator {
       block_.weight_grads[index(w)] = g;
       node.writes.push_back(g);
     }
+    // The gradients of views are pieces of the gradient of what they view.
+    if (is_view(n)) for (const ValueId piece : arriving(n)) if (block_.alias[index(piece)] == piece) block_.alias[index(piece)] = node.writes.front();
     block_.backward.push_back(std::move(node));
     for (const auto& [in, g] : contributions) accumulate(in, g);
   }
