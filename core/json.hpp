@@ -15,6 +15,7 @@ using Json = nlohmann::ordered_json;
 struct JsonLimits {
   std::size_t max_bytes = std::size_t{64} << 20;
   std::size_t max_depth = 64;
+  std::size_t max_values = 1'500'000;  ///< bounds the memory that a file can cost, about 100 bytes a value
   /// HF files carry `Infinity` and `NaN` in fields nobody uses: read as strings, so that using one is a type error.
   bool tolerate_nonfinite_literals = false;
 };
@@ -28,7 +29,8 @@ struct JsonLimits {
 /// `read_text_file` then `parse_json`.
 [[nodiscard]] Json load_json(const std::filesystem::path& path, const JsonLimits& limits = {});
 
-/// Writes to a temporary name beside `path`, then renames; throws InputError and leaves nothing if it cannot.
+/// Writes to a temporary name beside `path`, then renames; a link is followed, a device or directory refused.
+/// Throws InputError and leaves nothing if it cannot.
 void write_text_file(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace moeplan

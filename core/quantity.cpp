@@ -47,6 +47,19 @@ template <class Q>
 std::optional<Q> parse_quantity(std::string_view text) {
   double number = 0;
   if (text.size() > 64) return std::nullopt;
+  if constexpr (std::is_integral_v<typename Q::Rep>) {
+    // Whole numbers are read exactly: a double holds only 53 bits.
+    std::int64_t whole = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), whole);
+    std::string_view unit = text.substr(static_cast<std::size_t>(rest - text.data()));
+    while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+    for (const Unit& u : Table<Q>::units) {
+      std::int64_t scaled = 0;
+      if (error != std::errc{} || u.name != unit) continue;
+      if (__builtin_mul_overflow(whole, static_cast<std::int64_t>(u.scale), &scaled)) return std::nullopt;
+      return Q{scaled};
+    }
+  }
   const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (ec != std::errc{} || !std::isfinite(number)) return std::nullopt;
   std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
@@ -81,9 +94,13 @@ template <class Q>
 std::string human(Q q) {
   const double v = static_cast<double>(q.value);
   const Unit* unit = nullptr;
-  for (const Unit& u : Table<Q>::units)
-    if (u.shown && (!unit || std::abs(v) >= u.scale)) unit = &u;
+  for (const Unit& u : Table<Q>::units)  // 0.9995: 999.96 GB is shown as 1.00 TB
+    if (u.shown && (!unit || std::abs(v) >= 0.9995 * u.scale)) unit = &u;
+  if (v == 0)
+    for (const Unit& u : Table<Q>::units)
+      if (u.scale == 1) return fmt::format("0 {}", u.name);
   const double scaled = v / unit->scale;
+  if (std::is_integral_v<typename Q::Rep> && unit->scale == 1) return fmt::format("{} {}", q.value, unit->name);
   const int digits = std::abs(scaled) >= 99.95 ? 0 : std::abs(scaled) >= 9.995 ? 1 : 2;
   return fmt::format("{:.{}f} {}", scaled, digits, unit->name);
 }

@@ -7,7 +7,10 @@
 namespace moeplan {
 
 void Place::wrong_type(std::string_view expected) const {
-  refuse(fmt::format("expected {}, found {} {}", expected, value_.type_name(), shown(value_.dump(-1, ' ', false, Json::error_handler_t::replace), 40)));
+  if (value_.is_object() || value_.is_array())
+    refuse(fmt::format("expected {}, found {} of {}", expected, value_.is_object() ? "an object" : "a list", value_.size()));
+  if (value_.is_string()) refuse(fmt::format("expected {}, found the text {}", expected, shown(value_.get_ref<const std::string&>(), 40)));
+  refuse(fmt::format("expected {}, found {}", expected, value_.dump()));
 }
 
 void check_range(const Place& place, double v, const Range& range) {

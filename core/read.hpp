@@ -62,6 +62,18 @@ template <class Tag, class Rep> struct IsQuantity<Quantity<Tag, Rep>> : std::tru
 template <class T> struct IsMap : std::false_type {};
 template <class T> struct IsMap<std::map<std::string, T>> : std::true_type {};
 
+/// `check_range` with the limits shown in the quantity's unit.
+template <class Q>
+void check_quantity(const Place& place, Q q, const Range& range) {
+  const auto v = static_cast<double>(q.value);
+  if ((range.open_low ? v > range.low : v >= range.low) && v <= range.high) return;
+  const auto text = [](double limit) { return exact_text(Q{static_cast<typename Q::Rep>(limit)}); };
+  std::string fix;
+  if (std::isfinite(range.low)) fix = (range.open_low ? "more than " : "at least ") + text(range.low);
+  if (std::isfinite(range.high)) fix += (fix.empty() ? "at most " : " and at most ") + text(range.high);
+  place.refuse(exact_text(q) + " is out of range", "it must be " + fix);
+}
+
 template <HasFields T>
 T read_struct(const Place& place, bool tagged) {
   if (!place.value().is_object()) place.wrong_type("an object");
@@ -133,7 +145,7 @@ T read(const Place& place, const Range& range) {
     const std::string text = read_string(place);
     const auto q = parse_quantity<T>(text);
     if (!q) place.refuse(shown(text) + " is not a number with a unit", "write it like \"" + std::string(example_of<T>()) + "\"");
-    check_range(place, static_cast<double>(q->value), range);
+    detail::check_quantity(place, *q, range);
     return *q;
   } else if constexpr (detail::IsOptional<T>::value) {
     if (place.value().is_null()) return std::nullopt;

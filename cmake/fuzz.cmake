@@ -1,0 +1,17 @@
+# Fuzz targets: tests/fuzz/*_fuzz.cpp define LLVMFuzzerTestOneInput. With clang (-DMOEPLAN_LIBFUZZER=ON) they are libFuzzer
+# programs; elsewhere tests/fuzz/driver.cpp runs them over seeds and their mutations for a fixed time.
+option(MOEPLAN_LIBFUZZER "build the fuzz targets with libFuzzer (clang)" OFF)
+file(GLOB fuzz_sources CONFIGURE_DEPENDS tests/fuzz/*_fuzz.cpp)
+foreach(source ${fuzz_sources})
+  get_filename_component(name ${source} NAME_WE)
+  if(MOEPLAN_LIBFUZZER)
+    add_executable(${name} ${source})
+    target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  else()
+    add_executable(${name} ${source} tests/fuzz/driver.cpp)
+    add_test(NAME ${name} COMMAND ${name} 15)
+  endif()
+  target_link_libraries(${name} PRIVATE moeplan_planner)
+  target_compile_definitions(${name} PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
+endforeach()
