@@ -15,6 +15,9 @@ struct Rope {
   bool enabled = true;               ///< false: NoPE
   std::int64_t rotary_dim = 0;       ///< width that rotates; 0: the whole head
   double theta = 10000;
+  std::string scaling;               ///< "yarn", "linear", ...; empty without
+  double factor = 1;                 ///< of the scaling
+  std::int64_t original_positions = 0;  ///< context the scaling starts from
   bool operator==(const Rope&) const = default;
 };
 
@@ -27,10 +30,11 @@ struct GqaAttention {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
   std::optional<std::int64_t> window;
   bool qkv_bias = false, o_bias = false, sinks = false, fused_qkv = false;
+  bool k_is_v = false;                 ///< Gemma-4 full layers: values are the keys, no v_proj
   QkNorm qk_norm = QkNorm::none;
   OutputGate gate = OutputGate::none;
   Rope rope;
-  /// Block-sparse index branch on GQA (MiniMax-M3): heads, width, 0 without.
+  /// Block-sparse index branch on GQA (MiniMax-M3): heads, width, keys that survive (blocks x block size); 0 without.
   std::int64_t index_heads = 0, index_dim = 0, index_topk = 0;
   /// Factored queries (Step-3 MFA): q goes through a shared latent of this width, 0 without.
   std::int64_t q_latent = 0;
@@ -101,6 +105,12 @@ struct CompressedAttention {
 };
 
 enum class Activation : std::uint8_t { silu, gelu, relu2, situ, clamped_swiglu };
+template <>
+struct EnumNames<Activation> {
+  static constexpr std::array names{std::pair{Activation::silu, std::string_view("silu")}, std::pair{Activation::gelu, std::string_view("gelu")},
+                                    std::pair{Activation::relu2, std::string_view("relu2")}, std::pair{Activation::situ, std::string_view("situ")},
+                                    std::pair{Activation::clamped_swiglu, std::string_view("clamped_swiglu")}};
+};
 
 /// Feed-forward of one width. `gated`: gate and up; otherwise up only.
 struct DenseFfn {
@@ -112,6 +122,12 @@ struct DenseFfn {
 };
 
 enum class RouterScore : std::uint8_t { softmax, sigmoid, sqrt_softplus };
+template <>
+struct EnumNames<RouterScore> {
+  static constexpr std::array names{std::pair{RouterScore::softmax, std::string_view("softmax")},
+                                    std::pair{RouterScore::sigmoid, std::string_view("sigmoid")},
+                                    std::pair{RouterScore::sqrt_softplus, std::string_view("sqrt_softplus")}};
+};
 /// How the checkpoint holds routed experts.
 enum class ExpertLayout : std::uint8_t { per_expert, fused_gate_up, fused_transposed, separate_3d, flat_2d };
 
@@ -129,10 +145,11 @@ struct MoeFfn {
   double route_scale = 1.0;
   std::int64_t groups = 1, top_groups = 1;
   std::int64_t zero_experts = 0;           ///< extra router rows without weights (LongCat)
+  std::int64_t score_bias_rank = 1;        ///< ERNIE stores the correction as [1, E]
   bool hash_routed = false;                ///< indices come from an integer table [vocabulary, k] (DeepSeek-V4)
   std::int64_t shared_intermediate = 0;    ///< width of the shared expert(s) together; 0 without
   bool shared_gate = false;
-  std::int64_t parallel_dense = 0;         ///< Arctic: dense branch of this width beside the experts
+  bool shared_fused = false;               ///< gate and up of the shared expert in one matrix [2I, h]
   ExpertLayout layout = ExpertLayout::per_expert;
   bool operator==(const MoeFfn&) const = default;
 };
@@ -140,13 +157,20 @@ struct MoeFfn {
 using Mixer = std::variant<GqaAttention, MlaAttention, KdaAttention, GdnAttention, Mamba2Mixer, Mamba1Mixer, LightningAttention,
                            CompressedAttention, DenseFfn, MoeFfn>;
 
+/// `layer_norm` has no bias (DBRX).
 enum class NormKind : std::uint8_t { rms, layer_norm_bias, layer_norm, none };
 
+/// What a sublayer reads. `previous_normed`: the normalised input of the sublayer before, result added at the layer's end
+/// (LongCat's shortcut experts). `layer_input`: the layer's input (Arctic's experts beside the dense branch).
+enum class SublayerInput : std::uint8_t { stream, previous_normed, layer_input };
+
 struct Sublayer {
-  std::string scope;                       ///< checkpoint prefix below the layer ("self_attn", "block_sparse_moe")
-  Mixer mixer;
-  std::string pre_norm;                    ///< checkpoint name of the norm before; empty without
-  std::string post_norm;                   ///< of the norm after the mixer, before the residual sum; empty without
+  std::string scope{};                     ///< checkpoint prefix below the layer ("self_attn", "block_sparse_moe")
+  Mixer mixer{};
+  std::string pre_norm{};                  ///< checkpoint name of the norm before; empty without
+  std::string post_norm{};                 ///< of the norm after the mixer, before the residual sum; empty without
+  std::string residual_name{};             ///< prefix of the residual module's weights ("hc_attn_", "mlp_res_"); empty for plain
+  SublayerInput input = SublayerInput::stream;
   bool operator==(const Sublayer&) const = default;
 };
 
@@ -171,24 +195,35 @@ struct IdleTensor {
   bool operator==(const IdleTensor&) const = default;
 };
 
+/// How a quantised tensor is laid out in the file.
+enum class PackedLayout : std::uint8_t {
+  plain,               ///< one tensor
+  scale_inv,           ///< weight + weight_scale_inv (DeepSeek-V3 FP8 blocks)
+  scale,               ///< weight + scale (DeepSeek-V4)
+  compressed_tensors,  ///< weight_packed + weight_scale (+ weight_shape for INT4)
+  blocks_scales,       ///< <name>_blocks + <name>_scales (gpt-oss)
+};
+
 /// Stored type of a weight class in the checkpoint, from quantization_config and torch_dtype.
 struct StoredTypes {
   DType base = DType::bf16;                ///< everything not named below
-  DType experts = DType::bf16;
-  DType linear = DType::bf16;              ///< attention, dense and shared projections
+  DType experts = DType::bf16, attention = DType::bf16, dense = DType::bf16, shared = DType::bf16;
+  PackedLayout layout = PackedLayout::plain;
   bool operator==(const StoredTypes&) const = default;
 };
 
 struct ModelSpec {
   std::string name;                        ///< file stem or directory name; only for messages
   std::string family;                      ///< architecture file that imported it
-  std::string architecture;                ///< config.json `architectures[0]`
+  std::string architecture;                ///< config.json `architectures[0]`, else `model_type`
   std::int64_t hidden = 0, vocabulary = 0, max_positions = 0;
   bool tied_head = false, head_bias = false;
   std::int64_t learned_positions = 0;      ///< GPT-3: rows of wpe
   NormKind norm = NormKind::rms;
   ResidualKind residual = ResidualKind::plain;
   std::int64_t streams = 1;                ///< hyper connections: m
+  bool hyper_head = false;                 ///< a weighted sum of the streams before the head
+  bool hyper_head_affine = false;          ///< ... with base [m] and scale [1]
   std::vector<LayerSpec> layers;
   std::vector<LayerSpec> mtp_layers;
   std::vector<IdleTensor> mtp_extra;       ///< enorm, hnorm, eh_proj ...
@@ -196,11 +231,17 @@ struct ModelSpec {
   std::vector<IdleTensor> vision;
   std::vector<IdleTensor> tables;          ///< integer tables
   StoredTypes stored;
-  /// Checkpoint names: prefix of layers ("model.layers."), embedding, final norm, head; leaf renames, longest first.
-  std::string layer_prefix = "model.layers.", embedding_name = "model.embed_tokens.weight", norm_name = "model.norm.weight", head_name = "lm_head.weight";
+  /// Checkpoint names: prefix of layers ("model.layers."), embedding, final norm, head, residual module before the head.
+  std::string layer_prefix = "model.layers.", embedding_name = "model.embed_tokens.weight", norm_name = "model.norm", head_name = "lm_head.weight";
+  std::string positions_name;              ///< learned positions
+  std::string residual_head_name;          ///< prefix ("model.output_attn_res_", "hc_head_")
   std::string mtp_prefix = "mtp.layers.";
+  std::int64_t mtp_first = 0;              ///< index of the first MTP layer after the prefix
+  /// From our name of a layer's tensor to the file's: each pair replaces the first occurrence, in order.
   std::vector<std::pair<std::string, std::string>> renames;
   std::vector<std::string> uncovered;      ///< what the program does not run ("image tokens")
+  std::vector<std::string> notes;          ///< what the import assumed
+  bool operator==(const ModelSpec&) const = default;
 };
 
 }  // namespace moeplan

@@ -17,12 +17,13 @@ struct Linear {
   DType weight = DType::bf16;               ///< stored type of W
   Training training = Training::frozen;     ///< of W (and b); lora: W frozen, A and B trained
   std::int64_t lora_rank = 0;               ///< r; 0 without an adapter
+  double lora_scale = 1;                    ///< alpha / r
 
   static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Linear::tokens, "rows of x").at_least(0), field("in", &Linear::in, "columns of x").above(0),
                            field("out", &Linear::out, "columns of y").above(0), field("bias", &Linear::bias),
                            field("weight", &Linear::weight, "stored type of W"), field("training", &Linear::training),
-                           field("lora_rank", &Linear::lora_rank, "r").at_least(0));
+                           field("lora_rank", &Linear::lora_rank, "r").at_least(0), field("lora_scale", &Linear::lora_scale, "alpha / r"));
   }
 
   [[nodiscard]] Operands operands() const {
@@ -57,6 +58,8 @@ struct Linear {
     return {{1, 64, 32}, {257, 128, 72, true}, {33, 96, 64, false, DType::bf16, Training::full}, {128, 64, 128, false, DType::bf16, Training::lora, 8},
             {0, 64, 64}};
   }
+
+  bool operator==(const Linear&) const = default;
 };
 
 }  // namespace moeplan::op

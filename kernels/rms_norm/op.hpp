@@ -15,11 +15,14 @@ struct RmsNorm {
   bool residual_add = false;
   bool has_weight = true;
   Training training = Training::frozen;
+  bool unit_offset = false;  ///< the weight is stored as w - 1 (Qwen3-Next, Gemma)
+  double epsilon = 1e-6;
 
   static constexpr auto fields() {
     return std::make_tuple(field("tokens", &RmsNorm::tokens, "rows").at_least(0), field("hidden", &RmsNorm::hidden, "width").above(0),
                            field("residual_add", &RmsNorm::residual_add), field("has_weight", &RmsNorm::has_weight),
-                           field("training", &RmsNorm::training));
+                           field("training", &RmsNorm::training), field("unit_offset", &RmsNorm::unit_offset, "the weight is stored minus one"),
+                           field("epsilon", &RmsNorm::epsilon).above(0));
   }
 
   /// What is normalised is needed again for dx (and for dw); 1/rms is recomputed from it when absent, so it is kept: 4 bytes a row.
@@ -36,13 +39,16 @@ struct RmsNorm {
   }
 
   /// About 4 operations an element forward and 8 backward (reduction, scale); never what bounds it.
-  [[nodiscard]] Flops flops(Pass pass, Wants) const {
+  [[nodiscard]] Flops flops(Pass pass, Wants wants) const {
+    if (pass == Pass::backward && wants == Wants{false, false}) return {0};
     return {(pass == Pass::forward ? 4.0 : 8.0) * static_cast<double>(tokens) * static_cast<double>(hidden)};
   }
 
   static std::vector<RmsNorm> cases() {
     return {{1, 64}, {7, 128, true}, {33, 96, false, true, Training::full}, {5, 257, true, true, Training::full}, {3, 64, false, false}, {0, 64}};
   }
+
+  bool operator==(const RmsNorm&) const = default;
 };
 
 }  // namespace moeplan::op
