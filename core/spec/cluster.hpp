@@ -58,7 +58,7 @@ struct LinkTier {
   BytesPerSecond bandwidth{};                        ///< per device, one direction, line rate
   double efficiency = 0.8;                           ///< reachable share of the line rate, large ring collective
   double all_to_all_efficiency = 0.65;               ///< same, tuned expert dispatch and combine
-  double in_network_reduction = 0;                   ///< all-reduce bus bandwidth over the line rate where the switch adds up (NVLS); 0 without
+  double in_network_reduction = 0;                   ///< all-reduce payload per second over the line rate where the switch adds up (NVLS); 0 without
   Seconds latency{};                                 ///< one hop, low-latency protocol (NCCL LL)
   Seconds dispatch_latency{};                        ///< one expert dispatch or combine of few bytes
   std::string source;
@@ -69,7 +69,7 @@ struct LinkTier {
                            field("bandwidth", &LinkTier::bandwidth, "per device, one direction").required().above(0).at_most(1e16),
                            field("efficiency", &LinkTier::efficiency, "ring collective over line rate").above(0).at_most(1),
                            field("all_to_all_efficiency", &LinkTier::all_to_all_efficiency, "expert exchange over line rate").above(0).at_most(1),
-                           field("in_network_reduction", &LinkTier::in_network_reduction, "all-reduce bus bandwidth over line rate, 0 without").between(0, 2),
+                           field("in_network_reduction", &LinkTier::in_network_reduction, "all-reduce payload/s over line rate, 0 without").between(0, 1),
                            field("latency", &LinkTier::latency, "one hop").required().at_least(0).at_most(1),
                            field("dispatch_latency", &LinkTier::dispatch_latency, "one small expert exchange").at_least(0).at_most(1),
                            field("source", &LinkTier::source).required());

@@ -1,0 +1,76 @@
+#pragma once
+/// Time and traffic of communication calls on a cluster: latency + bytes on the bottleneck link / reachable rate, per tier from
+/// the scale-up domain to the fabric. Collectives choose algorithm and protocol as NCCL 2.28.9 does, by the least predicted time.
+/// Formulas, sources and the comparison with measured rows: docs/cost.md.
+
+#include <array>
+
+#include "core/spec/cluster.hpp"
+#include "core/spec/results.hpp"
+#include "core/spec/runtime.hpp"
+#include "sim/program/graph.hpp"
+
+namespace moeplan {
+
+/// Where a group lies: its i-th member is rank first + i x stride; ranks fill the devices of a node, nodes fill a domain.
+struct GroupShape {
+  std::int64_t size = 1;
+  std::int64_t stride = 1;
+  bool operator==(const GroupShape&) const = default;
+};
+
+inline constexpr std::size_t kMaxTiers = 4;
+
+/// Bytes that one device sends over its link of each tier, inside out.
+using TierBytes = std::array<double, kMaxTiers>;
+
+/// Expected number of distinct domains, of `domains` equal ones, that the `top_k` distinct experts of a token fall on, under
+/// uniform routing: N (1 - C(E - E/N, k) / C(E, k)). E=256, k=8, N=8: 5.29. Within 1 % of real token traces even where expert
+/// loads are skewed. Source: DeepEP V2; checked on DeepSeek-V2-Lite traces of the ESFT repository.
+[[nodiscard]] double distinct_domains(double experts, double top_k, double domains);
+
+/// Same for `groups` of experts, each whole on one domain, where a token may use `top_groups` of them (DeepSeek-V3: 4 of 8 -> 3.63).
+[[nodiscard]] double distinct_groups(double experts, double top_k, double groups, double top_groups);
+
+/// Share of its isolated rate that an expert exchange keeps while compute runs beside it: 0.5-0.8, DeepSeek's production trace
+/// (H800, EP64: 26 and 34 GB/s against 50-51 isolated; github.com/deepseek-ai/profile-data).
+inline constexpr double kOverlappedExchangeRate = 0.65;
+
+/// Prices communication calls; built once per problem, const and thread-safe afterwards.
+class Links {
+ public:
+  explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {});
+
+  /// Time of one call of a group alone on its links. `skew`: busiest rank's received rows over the mean (sim/load); it stretches
+  /// the transfer of dispatch and combine. A group of one costs nothing.
+  [[nodiscard]] Estimate price(const CommCall& call, GroupShape group, double skew = 1) const;
+
+  /// Dropless dispatch: the counts are exchanged and read by the host. The upper bound is what a production trace shows when
+  /// ranks arrive apart.
+  [[nodiscard]] Estimate host_wait(GroupShape group) const;
+
+  /// Traffic of one call, for contention: flows that share a link add their bytes, they do not overlap freely.
+  [[nodiscard]] TierBytes bytes(const CommCall& call, GroupShape group) const;
+
+  /// Bytes/s that one device reaches on a tier, for collectives or for expert exchanges.
+  [[nodiscard]] double rate(std::size_t tier, bool exchange) const;
+
+  /// Members of the group inside one domain of each tier.
+  [[nodiscard]] std::array<double, kMaxTiers> members(GroupShape group) const;
+  [[nodiscard]] std::size_t tiers() const { return tiers_; }
+
+ private:
+  struct Tier {
+    LinkKind kind;
+    double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency;
+  };
+  [[nodiscard]] double collective(Collective op, double payload, GroupShape group) const;
+  [[nodiscard]] double all_reduce_tree(double payload, const std::array<double, kMaxTiers>& m) const;
+
+  std::array<Tier, kMaxTiers> tier_{};
+  std::size_t tiers_ = 0;
+  bool deduplicated_;
+  double launch_;
+};
+
+}  // namespace moeplan
