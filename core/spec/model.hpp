@@ -161,8 +161,9 @@ using Mixer = std::variant<GqaAttention, MlaAttention, KdaAttention, GdnAttentio
 enum class NormKind : std::uint8_t { rms, layer_norm_bias, layer_norm, none };
 
 /// What a sublayer reads. `previous_normed`: the normalised input of the sublayer before, result added at the layer's end
-/// (LongCat's shortcut experts). `layer_input`: the layer's input (Arctic's experts beside the dense branch).
-enum class SublayerInput : std::uint8_t { stream, previous_normed, layer_input };
+/// (LongCat's shortcut experts). `layer_input`: the layer's input (Arctic's experts beside the dense branch). `previous_stream`: what
+/// the sublayer before read (Gemma-4's experts beside the dense branch).
+enum class SublayerInput : std::uint8_t { stream, previous_normed, layer_input, previous_stream };
 
 struct Sublayer {
   std::string scope{};                     ///< checkpoint prefix below the layer ("self_attn", "block_sparse_moe")
@@ -174,6 +175,14 @@ struct Sublayer {
   bool operator==(const Sublayer&) const = default;
 };
 
+/// A tensor class that is resident and counted, and that no operator reads (vision tower, MTP copies, integer tables).
+struct IdleTensor {
+  std::string name;                        ///< `*` for a block index
+  std::vector<std::int64_t> shape;
+  std::int64_t count = 1;
+  bool operator==(const IdleTensor&) const = default;
+};
+
 enum class ResidualKind : std::uint8_t {
   plain,
   attention_residual,   ///< K3: softmax mix over stored block inputs before each sublayer
@@ -183,16 +192,9 @@ enum class ResidualKind : std::uint8_t {
 
 struct LayerSpec {
   std::vector<Sublayer> sublayers;
+  std::vector<IdleTensor> extra{};         ///< small tensors below the layer that no operator of ours reads (Gemma-4's layer_scalar)
   bool stores_block = false;               ///< attention_residual: this layer's input joins the stored blocks
   bool operator==(const LayerSpec&) const = default;
-};
-
-/// A tensor class that is resident and counted, and that no operator reads (vision tower, MTP copies, integer tables).
-struct IdleTensor {
-  std::string name;                        ///< `*` for a block index
-  std::vector<std::int64_t> shape;
-  std::int64_t count = 1;
-  bool operator==(const IdleTensor&) const = default;
 };
 
 /// How a quantised tensor is laid out in the file.
@@ -222,8 +224,6 @@ struct ModelSpec {
   NormKind norm = NormKind::rms;
   ResidualKind residual = ResidualKind::plain;
   std::int64_t streams = 1;                ///< hyper connections: m
-  bool hyper_head = false;                 ///< a weighted sum of the streams before the head
-  bool hyper_head_affine = false;          ///< ... with base [m] and scale [1]
   std::vector<LayerSpec> layers;
   std::vector<LayerSpec> mtp_layers;
   std::vector<IdleTensor> mtp_extra;       ///< enorm, hnorm, eh_proj ...

@@ -17,13 +17,14 @@ std::string listed(ConfigReader::Names names) {
 
 }  // namespace
 
-ConfigReader::ConfigReader(const Json& json, std::string file) : place_(json, std::move(file)) {
+ConfigReader::ConfigReader(const Json& json, std::string file, std::set<std::string>* seen) : place_(json, std::move(file)), seen_(seen) {
   if (!json.is_object()) place_.wrong_type("an object");
 }
 
 const char* ConfigReader::find(Names names) const {
   for (const char* name : names) {
     const auto it = place_.value().find(name);
+    if (seen_) seen_->insert(name);
     if (it != place_.value().end() && !it->is_null()) return name;
   }
   return nullptr;
@@ -48,6 +49,26 @@ std::int64_t ConfigReader::dim_or(Names names, std::int64_t fallback, std::int64
 std::optional<std::int64_t> ConfigReader::maybe_dim(Names names, std::int64_t low) const {
   if (const char* name = find(names)) return read_integer(place(name), between(low, ImportLimits::dimension));
   return std::nullopt;
+}
+
+std::optional<std::int64_t> ConfigReader::at_layer(Names names, std::int64_t layer, std::int64_t low, std::int64_t high) const {
+  const char* name = find(names);
+  if (!name) return std::nullopt;
+  const Place p = place(name);
+  if (!p.value().is_array()) return read_integer(p, between(low, high));
+  if (static_cast<std::int64_t>(p.value().size()) <= layer) refuse(name, fmt::format("has {} entries, layer {} needs one", p.value().size(), layer));
+  return read_integer(p.at(static_cast<std::size_t>(layer)), between(low, high));
+}
+
+std::int64_t ConfigReader::width(std::int64_t a, std::int64_t b, std::string_view field) const {
+  constexpr std::int64_t limit = std::int64_t{1} << 27;
+  std::int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product) || product > limit) refuse(field, fmt::format("implies a width of {} x {}, more than 2^27", a, b));
+  return product;
+}
+
+std::int64_t ConfigReader::integer_or(Names names, std::int64_t fallback, std::int64_t low, std::int64_t high) const {
+  return find(names) ? integer(names, low, high) : fallback;
 }
 
 bool ConfigReader::flag(Names names, bool fallback) const {
@@ -120,7 +141,7 @@ std::vector<std::string> ConfigReader::words_per_layer(Names names, std::int64_t
 ConfigReader ConfigReader::section(const char* name) const {
   if (!find({name})) refuse(name, "is missing");
   if (!place(name).value().is_object()) place(name).wrong_type("an object");
-  return ConfigReader(place(name));
+  return ConfigReader(place(name), seen_);
 }
 
 std::optional<ConfigReader> ConfigReader::maybe_section(const char* name) const {
@@ -132,6 +153,11 @@ ConfigReader ConfigReader::text() const {
   for (const char* name : {"text_config", "llm_config", "language_config"})
     if (find({name})) return section(name);
   return *this;
+}
+
+bool ConfigReader::is_scalar(Names names) const {
+  const char* name = find(names);
+  return name && place(name).value().is_number();
 }
 
 std::vector<std::string> ConfigReader::keys() const {

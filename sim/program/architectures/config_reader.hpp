@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,8 @@ class ConfigReader {
  public:
   using Names = std::initializer_list<const char*>;
 
-  /// `json` must outlive the reader.
-  ConfigReader(const Json& json, std::string file);
+  /// `json` must outlive the reader. `seen`, if given, collects the names of the fields that are read.
+  ConfigReader(const Json& json, std::string file, std::set<std::string>* seen = nullptr);
 
   [[nodiscard]] bool has(Names names) const { return find(names) != nullptr; }
   [[nodiscard]] bool has(const char* name) const { return has(Names{name}); }
@@ -32,6 +33,11 @@ class ConfigReader {
   [[nodiscard]] std::int64_t dim_or(Names names, std::int64_t fallback, std::int64_t low = 0) const;
   [[nodiscard]] std::optional<std::int64_t> maybe_dim(Names names, std::int64_t low = 0) const;
   [[nodiscard]] std::int64_t integer(Names names, std::int64_t low, std::int64_t high) const;
+  /// The value for one layer of a scalar or a list; nothing if absent. A list that is too short is refused.
+  [[nodiscard]] std::optional<std::int64_t> at_layer(Names names, std::int64_t layer, std::int64_t low, std::int64_t high) const;
+  /// `a * b`, at most 2^27: a width that the file implies. `field` is blamed.
+  [[nodiscard]] std::int64_t width(std::int64_t a, std::int64_t b, std::string_view field) const;
+  [[nodiscard]] std::int64_t integer_or(Names names, std::int64_t fallback, std::int64_t low, std::int64_t high) const;
   [[nodiscard]] bool flag(Names names, bool fallback) const;
   [[nodiscard]] double number_or(Names names, double fallback) const;
   [[nodiscard]] std::string text_or(Names names, const std::string& fallback) const;
@@ -53,15 +59,17 @@ class ConfigReader {
   /// `text_config` (or `llm_config`, `language_config`) if there is one, else this.
   [[nodiscard]] ConfigReader text() const;
 
+  [[nodiscard]] bool is_scalar(Names names) const;
   [[nodiscard]] std::vector<std::string> keys() const;
   [[nodiscard]] std::string where(std::string_view field) const { return place_.child(field); }
   [[noreturn]] void refuse(std::string_view field, const std::string& what, const std::string& fix = {}) const;
 
  private:
-  explicit ConfigReader(Place place) : place_(std::move(place)) {}
+  ConfigReader(Place place, std::set<std::string>* seen) : place_(std::move(place)), seen_(seen) {}
   [[nodiscard]] const char* find(Names names) const;
   [[nodiscard]] Place place(const char* name) const { return place_.at(name); }
   Place place_;
+  std::set<std::string>* seen_ = nullptr;
 };
 
 }  // namespace moeplan
