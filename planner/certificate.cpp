@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/checked.hpp"
+#include "core/configs.hpp"
 #include "core/error.hpp"
 
 namespace moeplan {
@@ -14,11 +14,10 @@ namespace {
 std::optional<std::int64_t> larger_cluster(const Problem& problem, const SearchOptions& options) {
   if (problem.cluster.name == "scaled") return std::nullopt;  // already inside such a search
   Problem larger = problem;
-  larger.cluster.name = "scaled";
   for (int doubling = 0; doubling < 6; ++doubling) {
-    larger.cluster.nodes *= 2;
-    if (!larger.cluster.tiers.empty()) larger.cluster.tiers.back().span = std::max(larger.cluster.tiers.back().span, larger.cluster.devices());
     try {
+      larger.cluster = resized(larger.cluster, 2 * larger.cluster.devices());
+      larger.cluster.name = "scaled";
       SearchOptions quiet = options;
       quiet.progress = nullptr;
       quiet.top = 1;

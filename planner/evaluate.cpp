@@ -13,7 +13,7 @@ namespace {
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 /// Where the members of a group sit: how many, and how many ranks apart.
-Placement placement(Group group, const Parallelism& p) {
+GroupShape group_shape(Group group, const Parallelism& p) {
   switch (group) {
     case Group::tensor: return {p.tp, 1};
     case Group::context: return {p.cp, p.tp};
@@ -71,7 +71,7 @@ struct Evaluator::Shared {
 };
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention)
-    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster)}) {}
+    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster, problem.runtime)}) {}
 Evaluator::~Evaluator() = default;
 
 struct Evaluator::Group::State {
@@ -94,8 +94,8 @@ struct Evaluator::Group::State {
 
   Estimate price(const BlockNode& node, double skew) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
-    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, placement(comm->group, plan.parallelism), skew);
-    return shared.links.host_wait(placement(moeplan::Group::expert, plan.parallelism));
+    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
+    return shared.links.host_wait(group_shape(moeplan::Group::expert, plan.parallelism));
   }
 
   const Kind& kind(std::size_t slot) {
@@ -182,7 +182,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   };
   std::map<std::string, PerKind> per_kind;
   const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
-    const Placement where = placement(g, par);
+    const GroupShape where = group_shape(g, par);
     if (where.size <= 1 || payload.value == 0) return 0.0;
     const Estimate e = s.shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0);
     return e.median.value;

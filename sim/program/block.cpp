@@ -11,7 +11,7 @@ namespace {
 
 bool is_view(const GraphNode& node) {
   const Op* op = std::get_if<Op>(&node.call);
-  return op && kind(*op) == "split";
+  return op && moeplan::is_view(*op);
 }
 
 /// A plain sum: the gradient of both inputs is the gradient of the output itself, and nothing runs backward.
@@ -22,7 +22,7 @@ bool is_sum(const Op& op) {
 
 /// Calls that read and write a few bytes an element and nothing else: repeating them costs less than keeping their output.
 bool is_cheap(std::string_view kind) {
-  static constexpr std::array names{"rms_norm", "gated_rms_norm", "layer_norm", "glu", "activation", "add", "mul_gate", "rope", "split", "short_conv", "attention_residual", "hyper_connection"};
+  static constexpr std::array names{"rms_norm", "gated_rms_norm", "layer_norm", "glu", "activation", "add", "mul_gate", "rope", "split", "short_conv", "attention_residual", "hyper_expand", "hyper_pre", "hyper_post"};
   return std::find(names.begin(), names.end(), kind) != names.end();
 }
 
@@ -191,7 +191,7 @@ class Differentiator {
   void accumulate(ValueId v, ValueId contribution) {
     ValueId& grad = grads_[v];
     if (grad == 0) { grad = contribution + 1; return; }
-    const Shape& s = value(v).shape;
+    const Shape s = value(v).shape;
     const std::int64_t width = s.rank ? std::max<std::int64_t>(s[s.rank - 1], 1) : 1;
     const ValueId sum = gradient_value(v);
     op::Add add{};

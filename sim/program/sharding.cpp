@@ -7,8 +7,6 @@
 namespace moeplan {
 namespace {
 
-std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
-
 bool is_expert(const Weight& w) { return w.split == WeightSplit::expert || w.split == WeightSplit::expert_row; }
 
 /// Ranks over which FSDP cuts a weight. Context ranks hold the same dense weights, so they join the dense shard group.
