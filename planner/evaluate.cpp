@@ -82,7 +82,7 @@ struct Evaluator::Group::State {
   std::map<std::string, std::unique_ptr<Block>> weight_only;  ///< for the states alone
   std::vector<std::string> keys;                              ///< per slot of the model: embedding, layers, head
 
-  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(load_factors(s.problem, p.parallelism.ep)) {
+  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(load_factors(s.problem, p)) {
     bool before = false;
     const auto layers = s.outline.kinds.size();
     for (std::size_t i = 0; i < layers + 2; ++i) {
