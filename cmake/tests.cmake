@@ -22,6 +22,7 @@ moeplan_tests(reference_tests GLOB tests/kernels/*_test.cpp EXCLUDE "_cuda_test\
 moeplan_tests(program_tests GLOB tests/program/*_test.cpp LINK moeplan_program)
 moeplan_tests(sim_tests GLOB tests/sim/*_test.cpp LINK moeplan_sim)
 moeplan_tests(planner_tests GLOB tests/planner/*_test.cpp LINK moeplan_planner)
+moeplan_tests(comm_tests GLOB tests/executor/comm/*.cpp tests/executor/rendezvous/*.cpp tests/executor/launch/*.cpp LINK moeplan_comm)
 moeplan_tests(rules_tests GLOB tests/rules/*_test.cpp LINK moeplan_core)
 if(TARGET moeplan)
   moeplan_tests(cli_tests GLOB tests/cli/*_test.cpp LINK moeplan_planner)

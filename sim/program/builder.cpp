@@ -149,6 +149,17 @@ ValueId Builder::linear(ValueId x, WeightId w, std::int64_t out_local, WeightCla
   return call(call_op, std::array{x}, weights).front();
 }
 
+std::vector<WeightId> Builder::adapters(WeightId w, const std::string& adapter_name, std::int64_t in, std::int64_t out) {
+  const WeightClass cls = graph_.weights[static_cast<std::size_t>(w)].cls;
+  const std::int64_t rank = lora_rank(cls);
+  if (rank == 0) return {};
+  const auto adapter = [&](const char* part, Shape shape) {
+    return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = shape, .full_shape = shape, .trained = true, .adapter = true, .sources = {}});
+  };
+  const WeightId a = adapter(".lora_A.weight", {rank, in});
+  return {a, adapter(".lora_B.weight", {out, rank})};
+}
+
 ValueId Builder::grouped_linear(ValueId rows, WeightId w, std::int64_t experts_local, std::int64_t out_local, const std::string& adapter_name, WeightId bias) {
   const Shape& xs = value(rows).shape;
   const std::int64_t in = xs[xs.rank - 1], rank = lora_rank(WeightClass::experts);

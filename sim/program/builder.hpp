@@ -61,6 +61,8 @@ class Builder {
   /// y = x W^T with the LoRA pair that the tuning of `cls` asks for. `name` without ".weight". `out` is unsplit.
   ValueId linear(ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split = WeightSplit::none, bool bias = false);
   ValueId linear(ValueId x, WeightId w, std::int64_t out_local, WeightClass cls, const std::string& adapter_name, WeightId bias = -1);
+  /// The LoRA pair of a weight if the tuning of its class asks for one, A [r, in] and B [out, r] (`linear` adds its own).
+  std::vector<WeightId> adapters(WeightId w, const std::string& adapter_name, std::int64_t in, std::int64_t out);
   /// One ragged GEMM over the local experts; `out_local` after the expert-tensor split.
   ValueId grouped_linear(ValueId rows, WeightId w, std::int64_t experts_local, std::int64_t out_local, const std::string& adapter_name, WeightId bias = -1);
   ValueId rms_norm(ValueId x, const std::string& name, WeightClass cls = WeightClass::norm);

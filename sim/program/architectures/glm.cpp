@@ -85,6 +85,7 @@ ModelSpec hunyuan_v4(const ConfigReader& root) {
   if (root.flag({"enable_ihc"}, false)) {
     m.residual = ResidualKind::input_hyper;
     m.streams = root.integer({"hc_mult"}, 1, 64);
+    m.hyper_head_affine = false;
     m.residual_head_name = "model.hc_head_";
   }
   for (std::int64_t l = 0; l < layers; ++l) {

@@ -1,0 +1,48 @@
+#include "executor/comm/progress.hpp"
+
+#include <fmt/format.h>
+
+namespace moeplan {
+
+std::string Snapshot::text() const {
+  if (!in_call) return phase + ", outside communication";
+  return fmt::format("{}, {} #{} on {}", phase, operation, sequence, communicator);
+}
+
+void Progress::set_phase(std::string phase) {
+  const std::lock_guard lock(mutex_);
+  now_.phase = std::move(phase);
+}
+
+void Progress::set_limit(Duration limit) {
+  const std::lock_guard lock(mutex_);
+  limit_ = limit;
+}
+
+void Progress::enter(const std::string& communicator, const std::string& operation, std::uint64_t sequence, std::vector<int> members,
+                     bool collective) {
+  const std::lock_guard lock(mutex_);
+  now_.in_call = true;
+  now_.communicator = communicator;
+  now_.operation = operation;
+  now_.sequence = sequence;
+  now_.members = std::move(members);
+  now_.limit = limit_;
+  if (collective) now_.entered[communicator] = sequence;
+  since_ = Clock::now();
+}
+
+void Progress::leave() {
+  const std::lock_guard lock(mutex_);
+  now_.in_call = false;
+  since_ = Clock::now();
+}
+
+Snapshot Progress::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  Snapshot copy = now_;
+  copy.elapsed = std::chrono::duration_cast<Duration>(Clock::now() - since_);
+  return copy;
+}
+
+}  // namespace moeplan
