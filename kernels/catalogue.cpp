@@ -26,6 +26,7 @@ constexpr std::array rows{
     Row{"layer_norm", "LayerNorm with or without bias"},
     Row{"rope", "rotary position embedding: plain, partial, YaRN"},
     Row{"split", "columns of one tensor as several views; moves nothing"},
+    Row{"join", "columns of two tensors side by side"},
     Row{"glu", "gated feed-forward activation: SwiGLU, GeGLU, SiTU, clamped"},
     Row{"activation", "elementwise function: silu, gelu, relu squared, sigmoid"},
     Row{"add", "residual sum"},

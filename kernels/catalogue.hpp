@@ -29,6 +29,7 @@
 #include "kernels/hyper_post/op.hpp"
 #include "kernels/hyper_pre/op.hpp"
 #include "kernels/indexer/op.hpp"
+#include "kernels/join/op.hpp"
 #include "kernels/kda/op.hpp"
 #include "kernels/layer_norm/op.hpp"
 #include "kernels/lightning_attention/op.hpp"
@@ -56,6 +57,7 @@ using Op = std::variant<
     op::LayerNorm,
     op::Rope,
     op::Split,
+    op::Join,
     op::Glu,
     op::Activate,
     op::Add,
