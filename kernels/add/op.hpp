@@ -1,5 +1,6 @@
 #pragma once
-/// y = a + scale * b: the residual sum, and the shared experts' sum. Where a norm follows, `rms_norm` with `residual_add` does both.
+/// y = a + b, or a + scale * b where `scaled`: the residual sum, and the shared experts' sum. Where a norm follows, `rms_norm` with
+/// `residual_add` does both.
 
 #include <vector>
 
@@ -13,11 +14,12 @@ struct Add {
 
   std::int64_t tokens = 0;
   std::int64_t hidden = 0;
-  double scale = 1;   ///< residual multiplier (Granite)
+  bool scaled = false;
+  double scale = 1;   ///< of b, where `scaled`: residual multiplier (Granite)
 
   static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Add::tokens, "rows").at_least(0), field("hidden", &Add::hidden, "columns").above(0),
-                           field("scale", &Add::scale, "multiplies b"));
+                           field("scaled", &Add::scaled, "b is multiplied by scale"), field("scale", &Add::scale, "multiplies b"));
   }
 
   [[nodiscard]] Operands operands() const {
@@ -28,9 +30,9 @@ struct Add {
     return o;
   }
 
-  /// Both gradients are dy itself (b's times `scale`): nothing is computed and nothing is moved where the scale is 1.
+  /// Both gradients are dy itself (b's times `scale`): without a scale nothing is computed and nothing moves.
   [[nodiscard]] Flops flops(Pass pass, Wants wants) const {
-    const double n = num(tokens) * num(hidden), s = scale == 1 ? 0 : n;
+    const double n = num(tokens) * num(hidden), s = scaled ? n : 0;
     if (pass == Pass::forward) return {n + s};
     return {wants.input_grad ? s : 0};
   }
@@ -38,10 +40,10 @@ struct Add {
   [[nodiscard]] Bytes bytes_moved(Pass pass, Wants wants) const {
     const std::int64_t n = 2 * tokens * hidden;
     if (pass == Pass::forward) return {3 * n};
-    return {wants.input_grad && scale != 1 ? 2 * n : 0};
+    return {wants.input_grad && scaled ? 2 * n : 0};
   }
 
-  static std::vector<Add> cases() { return {{3, 64}, {7, 33}, {2, 16, 0.22}, {0, 64}}; }
+  static std::vector<Add> cases() { return {{3, 64}, {7, 33}, {2, 16, true, 0.22}, {0, 64}}; }
 
   bool operator==(const Add&) const = default;
 };

@@ -38,12 +38,14 @@ struct HyperPre {
   HyperForm form = HyperForm::mhc;
   Training training = Training::frozen;
   std::int64_t sinkhorn_steps = 20;
+  bool affine = true;         ///< base and scale; Hy4's head has neither
   double epsilon = 1e-6;
 
   static constexpr auto fields() {
     return std::make_tuple(field("tokens", &HyperPre::tokens).at_least(0), field("hidden", &HyperPre::hidden).above(0),
                            field("streams", &HyperPre::streams, "m").above(0), field("form", &HyperPre::form, "mhc, input or head"),
                            field("training", &HyperPre::training), field("sinkhorn_steps", &HyperPre::sinkhorn_steps, "row and column normalisations").at_least(0),
+                           field("affine", &HyperPre::affine, "base and scale"),
                            field("epsilon", &HyperPre::epsilon).above(0));
   }
 
@@ -56,8 +58,8 @@ struct HyperPre {
     Operands o;
     o.push_back({"streams", Role::input, {tokens, width}, DType::bf16, for_any_grad});
     o.push_back({"fn", Role::weight, {coefficients(), width}, DType::f32, for_input_grad, full});
-    o.push_back({"base", Role::weight, {coefficients()}, DType::f32, for_any_grad, full});
-    o.push_back({"scale", Role::weight, {form == HyperForm::mhc ? 3 : form == HyperForm::input ? 2 : 1}, DType::f32, for_any_grad, full});
+    if (affine) o.push_back({"base", Role::weight, {coefficients()}, DType::f32, for_any_grad, full});
+    if (affine) o.push_back({"scale", Role::weight, {form == HyperForm::mhc ? 3 : form == HyperForm::input ? 2 : 1}, DType::f32, for_any_grad, full});
     o.push_back({"y", Role::output, {tokens, hidden}});
     if (form != HyperForm::head) o.push_back({"post", Role::output, {tokens, streams}, DType::f32});
     if (form == HyperForm::mhc) o.push_back({"mixing", Role::output, {tokens, streams * streams}, DType::f32});
@@ -77,7 +79,8 @@ struct HyperPre {
   }
 
   static std::vector<HyperPre> cases() {
-    return {{3, 8, 4}, {5, 6, 2, HyperForm::input, Training::full}, {4, 5, 3, HyperForm::head, Training::full}, {2, 4, 2, HyperForm::mhc, Training::full, 3}, {0, 8, 4}};
+    return {{3, 8, 4}, {5, 6, 2, HyperForm::input, Training::full}, {4, 5, 3, HyperForm::head, Training::full}, {2, 4, 2, HyperForm::mhc, Training::full, 3},
+            {2, 4, 3, HyperForm::head, Training::full, 0, false}, {0, 8, 4}};
   }
 
   bool operator==(const HyperPre&) const = default;
