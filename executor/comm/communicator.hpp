@@ -146,7 +146,7 @@ class Communicator {
     Reduction reduction = Reduction::sum;
     std::int64_t count = 0;          ///< elements per rank; for all_to_all not compared
     std::uint64_t sequence = 0;      ///< collectives count from 1 on each communicator; send and receive count apart
-    std::optional<int> peer;         ///< rank in this communicator
+    std::optional<int> peer{};       ///< rank in this communicator
   };
   Communicator(std::string name, int rank, std::vector<int> world_ranks)
       : name_(std::move(name)), rank_(rank), world_ranks_(std::move(world_ranks)) {}

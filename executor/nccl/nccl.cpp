@@ -1,0 +1,332 @@
+#include "executor/nccl/nccl.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "core/error.hpp"
+
+namespace moeplan {
+namespace {
+
+ncclDataType_t nccl_type(DType type) {
+  switch (type) {
+    case DType::f32: return ncclFloat32;
+    case DType::bf16: return ncclBfloat16;
+    case DType::i32: return ncclInt32;
+    case DType::i64: return ncclInt64;
+    default: return ncclUint8;
+  }
+}
+
+ncclRedOp_t nccl_reduction(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::max: return ncclMax;
+    case Reduction::min: return ncclMin;
+    default: return ncclSum;
+  }
+}
+
+/// Shared by the communicators of a world: who aborts one aborts all.
+struct World {
+  std::mutex mutex;                        ///< guards `live` and every use of a handle in it
+  std::vector<ncclComm_t> live;
+  std::atomic<bool> aborted{false};
+  std::string reason;                      ///< written once, before `aborted`
+};
+
+void check_cuda(cudaError_t result, const char* what) {
+  if (result != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(result)));
+}
+
+class Nccl final : public Communicator {
+ public:
+  /// Takes over a handle that may still be in progress. The destructor never runs if this throws, so it cleans up itself.
+  Nccl(std::string name, int own_rank, std::vector<int> ranks, std::shared_ptr<World> world, ncclComm_t comm, const NcclOptions& options)
+      : Communicator(std::move(name), own_rank, std::move(ranks)), world_(std::move(world)), comm_(comm), options_(options) {
+    {
+      const std::lock_guard lock(world_->mutex);
+      world_->live.push_back(comm_);
+    }
+    try {
+      settle({.kind = CommKind::split, .sequence = 0});
+      check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+    } catch (...) {
+      release();
+      throw;
+    }
+  }
+
+  ~Nccl() override { release(); }
+
+  void abort(const std::string& reason) noexcept override {
+    const std::lock_guard lock(world_->mutex);
+    if (!world_->aborted) {
+      world_->reason = reason;
+      world_->aborted = true;
+    }
+    // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 7)
+    for (ncclComm_t comm : world_->live) ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT);
+#endif
+  }
+
+  void use_stream(void* stream) { options_.stream = stream; }
+
+  void register_buffer(void* data, std::size_t bytes) {
+    void* handle = nullptr;
+    const Call call{.kind = CommKind::barrier};
+    issue(call, [&] { return ncclCommRegister(comm_, data, bytes, &handle); });
+    registered_.push_back(handle);
+  }
+
+ private:
+  void do_all_reduce(const Call& call, void* data) override {
+    issue(call, [&] { return ncclAllReduce(data, data, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
+  }
+  void do_all_gather(const Call& call, const void* part, void* whole) override {
+    issue(call, [&] { return ncclAllGather(part, whole, count(call), nccl_type(call.dtype), comm_, stream()); });
+  }
+  void do_reduce_scatter(const Call& call, const void* whole, void* part) override {
+    issue(call, [&] { return ncclReduceScatter(whole, part, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
+  }
+
+  void do_all_to_all(const Call& call, const void* send_data, std::span<const std::int64_t> send_counts, void* receive_data,
+                     std::span<const std::int64_t> receive_counts) override {
+    const auto width = static_cast<std::size_t>(element_size(call.dtype));
+    const ncclDataType_t type = nccl_type(call.dtype);
+    issue(call, [&] {
+      const auto* from = static_cast<const std::byte*>(send_data);
+      auto* to = static_cast<std::byte*>(receive_data);
+      for (int r = 0; r < size(); ++r) {
+        const auto s = static_cast<std::size_t>(send_counts[static_cast<std::size_t>(r)]), d = static_cast<std::size_t>(receive_counts[static_cast<std::size_t>(r)]);
+        ncclResult_t result = ncclSuccess;
+        if (r == rank()) {
+          if (s > 0 && cudaMemcpyAsync(to, from, s * width, cudaMemcpyDeviceToDevice, stream()) != cudaSuccess) return ncclUnhandledCudaError;
+        } else {
+          if (s > 0) result = ncclSend(from, s, type, r, comm_, stream());
+          if (accepted(result) && d > 0) result = ncclRecv(to, d, type, r, comm_, stream());
+        }
+        if (!accepted(result)) return result;
+        from += s * width;
+        to += d * width;
+      }
+      return ncclSuccess;
+    });
+  }
+
+  void do_send_receive(const Call& call, std::span<const Transfer> sends, std::span<const Transfer> receives) override {
+    issue(call, [&] {
+      for (const Transfer& t : sends)
+        if (const auto r = ncclSend(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
+      for (const Transfer& t : receives)
+        if (const auto r = ncclRecv(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
+      return ncclSuccess;
+    });
+  }
+
+  void do_barrier(const Call& call) override {
+    const std::int64_t word = 0;
+    std::vector<std::int64_t> all(static_cast<std::size_t>(size()));
+    do_gather_words(call, {&word, 1}, all);
+  }
+
+  void do_gather_words(const Call& call, std::span<const std::int64_t> words, std::span<std::int64_t> all) override {
+    if (words.empty()) return;
+    const std::size_t need = all.size_bytes() + words.size_bytes();
+    if (scratch_bytes_ < need) {
+      if (scratch_) cuda(call, cudaFree(scratch_), "cudaFree");
+      scratch_ = nullptr;
+      scratch_bytes_ = 0;
+      cuda(call, cudaMalloc(&scratch_, need), "cudaMalloc");
+      scratch_bytes_ = need;
+    }
+    auto* whole = static_cast<std::byte*>(scratch_);
+    std::byte* part = whole + all.size_bytes();
+    cuda(call, cudaMemcpyAsync(part, words.data(), words.size_bytes(), cudaMemcpyHostToDevice, stream()), "copy to device");
+    issue(call, [&] { return ncclAllGather(part, whole, words.size(), ncclInt64, comm_, stream()); });
+    do_wait(call);  // before the copy back: a copy to pageable memory waits for the stream without a limit
+    cuda(call, cudaMemcpyAsync(all.data(), whole, all.size_bytes(), cudaMemcpyDeviceToHost, stream()), "copy to host");
+    cuda(call, cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+
+  std::unique_ptr<Communicator> do_split(const Call& call, std::optional<int> colour, int key, const std::string& label) override {
+    const std::int64_t mine[] = {colour ? *colour : -1, key};
+    std::vector<std::int64_t> all(2 * static_cast<std::size_t>(size()));
+    do_gather_words(call, mine, all);
+    std::vector<int> members;
+    for (int r = 0; r < size(); ++r)
+      if (all[2 * static_cast<std::size_t>(r)] == mine[0]) members.push_back(r);
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) { return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1]; });
+    const int own = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    std::vector<int> ranks;
+    for (const int m : members) ranks.push_back(world_ranks()[static_cast<std::size_t>(m)]);
+
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.splitShare = options_.share_on_split ? 1 : 0;
+    config.collnetEnable = options_.collnet_on_split ? 1 : 0;
+    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    // NCCL writes the handle from a thread of its own, after a timeout of ours too: its place must stay.
+    ncclComm_t& child = *children_.emplace_back(std::make_unique<ncclComm_t>(nullptr));
+    issue(call, [&] { return ncclCommSplit(comm_, colour ? *colour : NCCL_SPLIT_NOCOLOR, key, &child, &config); }, false);
+    if (!colour) return nullptr;
+    return std::make_unique<Nccl>(fmt::format("{}/{}.{}", name(), label, *colour), own, std::move(ranks), world_, child, options_);
+  }
+
+  void do_wait(const Call& call) override {
+    cuda(call, cudaEventRecord(event_, stream()), "cudaEventRecord");
+    poll(call, [&] {
+      const cudaError_t state = cudaEventQuery(event_);
+      if (state != cudaSuccess && state != cudaErrorNotReady) cuda(call, state, "while waiting");
+      return state == cudaSuccess;
+    });
+  }
+
+  static bool accepted(ncclResult_t r) { return r == ncclSuccess || r == ncclInProgress; }
+  static std::size_t count(const Call& call) { return static_cast<std::size_t>(call.count); }
+  [[nodiscard]] cudaStream_t stream() const { return static_cast<cudaStream_t>(options_.stream); }
+
+  /// Hands `body` to NCCL and waits until the host's part of it (connections, launch) is done.
+  template <class Body>
+  void issue(const Call& call, Body body, bool grouped = true) {
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(world_->mutex);
+      leave_if_aborted(call);
+      if (grouped) ncclGroupStart();
+      result = body();
+      const ncclResult_t end = grouped ? ncclGroupEnd() : ncclSuccess;
+      if (accepted(result)) result = end;
+    }
+    if (!accepted(result)) give_up(call, CommFault::library, message(result));
+    settle(call);
+  }
+
+  void settle(const Call& call) {
+    poll(call, [] { return true; });
+  }
+
+  /// Until NCCL has nothing in progress and `done`; looks often at first, then every millisecond.
+  template <class Done>
+  void poll(const Call& call, Done done) {
+    const auto end = Clock::now() + options_.limit;
+    for (int spins = 0;; ++spins) {
+      ncclResult_t state = ncclSuccess, result = ncclSuccess;
+      {
+        const std::lock_guard lock(world_->mutex);
+        leave_if_aborted(call);
+        result = ncclCommGetAsyncError(comm_, &state);
+      }
+      if (result != ncclSuccess) give_up(call, CommFault::library, message(result));
+      if (!accepted(state)) give_up(call, state == ncclRemoteError ? CommFault::peer_lost : CommFault::library, message(state));
+      if (state == ncclSuccess && done()) return;
+      if (Clock::now() > end) give_up(call, CommFault::timeout, fmt::format("not done within {} ms", options_.limit.count()));
+      if (spins < 1000) std::this_thread::yield();
+      else std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  void leave_if_aborted(const Call& call) const {
+    if (world_->aborted) throw error(CommFault::aborted, call, world_->reason);
+  }
+
+  [[noreturn]] void give_up(const Call& call, CommFault fault, const std::string& reason) {
+    const CommError e = error(fault, call, reason);
+    abort(e.what());
+    throw e;
+  }
+
+  void cuda(const Call& call, cudaError_t result, const char* what) {
+    if (result != cudaSuccess) give_up(call, CommFault::library, fmt::format("{}: {}", what, cudaGetErrorString(result)));
+  }
+
+  std::string message(ncclResult_t result) const {
+    std::string text = ncclGetErrorString(result);
+    if (const char* last = ncclGetLastError(comm_); last && *last) text += fmt::format(" ({})", shown(last, 200));
+    return text;
+  }
+
+  void release() noexcept {
+    bool healthy = !world_->aborted;
+    if (healthy) {
+      for (void* handle : registered_) ncclCommDeregister(comm_, handle);
+      ncclResult_t state = ncclCommFinalize(comm_);
+      const auto end = Clock::now() + options_.limit;
+      while (state == ncclInProgress && Clock::now() < end && !world_->aborted) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) state = ncclInternalError;
+      }
+      healthy = state == ncclSuccess;
+    }
+    const std::lock_guard lock(world_->mutex);
+    std::erase(world_->live, comm_);
+    if (healthy) ncclCommDestroy(comm_);
+    else ncclCommAbort(comm_);
+    if (event_) cudaEventDestroy(event_);
+    if (scratch_) cudaFree(scratch_);
+  }
+
+  std::shared_ptr<World> world_;
+  ncclComm_t comm_;
+  NcclOptions options_;
+  cudaEvent_t event_ = nullptr;
+  void* scratch_ = nullptr;
+  std::size_t scratch_bytes_ = 0;
+  std::vector<void*> registered_;
+  std::vector<std::unique_ptr<ncclComm_t>> children_;
+};
+
+}  // namespace
+
+NcclId nccl_unique_id() {
+  ncclUniqueId id;
+  if (const auto r = ncclGetUniqueId(&id); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclGetUniqueId: {}", ncclGetErrorString(r)));
+  NcclId out;
+  static_assert(sizeof(id.internal) == sizeof(out));
+  std::memcpy(out.data(), id.internal, out.size());
+  return out;
+}
+
+std::string nccl_version() {
+  int code = 0;
+  ncclGetVersion(&code);
+  return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
+
+const std::map<std::string, std::string>& nccl_environment_defaults() {
+  static const std::map<std::string, std::string> defaults{{"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ADDR", "localhost:28028"}};
+  return defaults;
+}
+
+std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclId& id, const NcclOptions& options) {
+  ncclUniqueId unique;
+  std::memcpy(unique.internal, id.data(), id.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+  ncclComm_t comm = nullptr;
+  const ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, unique, rank, &config);
+  if (result != ncclSuccess && result != ncclInProgress)
+    throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, ncclGetErrorString(result));
+  std::vector<int> all(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
+  return std::make_unique<Nccl>("world", rank, std::move(all), std::make_shared<World>(), comm, options);
+}
+
+void nccl_use_stream(Communicator& communicator, void* stream) { dynamic_cast<Nccl&>(communicator).use_stream(stream); }
+void nccl_register(Communicator& communicator, void* data, std::size_t bytes) { dynamic_cast<Nccl&>(communicator).register_buffer(data, bytes); }
+
+std::shared_ptr<void> nccl_allocate(std::size_t bytes) {
+  void* data = nullptr;
+  if (const auto r = ncclMemAlloc(&data, bytes); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclMemAlloc of {} bytes: {}", bytes, ncclGetErrorString(r)));
+  return {data, [](void* p) { ncclMemFree(p); }};
+}
+
+}  // namespace moeplan
