@@ -1,0 +1,166 @@
+#include "sim/cost/price.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/configs.hpp"
+#include "core/error.hpp"
+
+namespace moeplan {
+namespace {
+
+const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
+
+DeviceSpec device(const std::string& name) { return load_device(kConfigs, name).device; }
+DeviceProfile h200() { return load_profile(kConfigs, "h200"); }
+OpCall call(const std::string& key) { return parse_key(key).value(); }
+double quantile(std::vector<double> v, double q) {
+  std::sort(v.begin(), v.end());
+  return v[static_cast<std::size_t>(std::lround(q * static_cast<double>(v.size() - 1)))];
+}
+
+/// 1000 FLOP/s, 100 B/s, half of each reached.
+DeviceSpec toy() {
+  DeviceSpec d;
+  d.name = "toy", d.generation = "toy", d.peak["bf16"] = {1000}, d.memory_bandwidth = {100}, d.achieved_matmul = 0.5, d.achieved_bandwidth = 0.5, d.memory = {1};
+  return d;
+}
+DeviceProfile toy_profile(std::vector<ProfileSample> samples) {
+  DeviceProfile p;
+  p.name = "toy", p.source = "made up", p.date = "today", p.device = toy(), p.samples = std::move(samples);
+  return p;
+}
+
+TEST(Prices, without_samples_the_roofline_at_its_achieved_ceilings) {
+  const Prices prices(toy(), toy_profile({}), {});
+  // 2 x 1 x 64 x 32 flops = 4.1 s at peak; bytes 2 (64 + 64 x 32 + 32) = 4288, 42.9 s.
+  const OpCall c = call("linear tokens=1 in=64 out=32 forward");
+  EXPECT_DOUBLE_EQ(prices.limit(c).value, 42.88);
+  const Estimate e = prices.price(c);
+  EXPECT_DOUBLE_EQ(e.median.value, 85.76);
+  EXPECT_EQ(e.basis, Basis::roofline);
+  EXPECT_LT(e.low, e.median);
+  EXPECT_GT(e.high, e.median);
+}
+
+TEST(Prices, a_measured_call_gets_its_time_back) {
+  const Prices prices(toy(), toy_profile({{"linear tokens=1 in=64 out=32 forward", {60}, 0.1, 5}}), {});
+  const Estimate e = prices.price(call("linear tokens=1 in=64 out=32 forward"));
+  EXPECT_DOUBLE_EQ(e.median.value, 60);
+  EXPECT_EQ(e.basis, Basis::measured);
+  EXPECT_DOUBLE_EQ(e.low.value, 54);
+  EXPECT_DOUBLE_EQ(e.high.value, 66);
+}
+
+TEST(Prices, utilisation_is_held_outside_the_table_and_lies_between_inside) {
+  const Prices prices(toy(), toy_profile({{"linear tokens=100 in=64 out=64 forward", {1000}, 0, 1}, {"linear tokens=10000 in=64 out=64 forward", {200000}, 0, 1}}), {});
+  const auto u = [&](const std::string& key) {
+    const Estimate e = prices.price(call(key));
+    EXPECT_EQ(e.basis, Basis::interpolated);
+    return prices.limit(call(key)).value / e.median.value;
+  };
+  const double low = prices.limit(call("linear tokens=100 in=64 out=64 forward")).value / 1000;
+  const double high = prices.limit(call("linear tokens=10000 in=64 out=64 forward")).value / 200000;
+  ASSERT_NEAR(low, 0.819, 0.001) << "2 x 100 x 64 x 64 flops take 819 s";
+  EXPECT_NEAR(u("linear tokens=1 in=64 out=64 forward"), low, 1e-6);
+  EXPECT_NEAR(u("linear tokens=1000000 in=64 out=64 forward"), high, 1e-6);
+  const double between = u("linear tokens=1000 in=64 out=64 forward");
+  EXPECT_GT(between, std::min(low, high));
+  EXPECT_LT(between, std::max(low, high));
+}
+
+TEST(Prices, the_launch_is_added_once_and_views_and_idle_calls_are_free) {
+  Runtime runtime;
+  runtime.launch_overhead = {3};
+  const DeviceProfile profile = toy_profile({{"linear tokens=1 in=64 out=32 forward", {60}, 0, 1}});
+  const Prices prices(toy(), profile, runtime);
+  EXPECT_DOUBLE_EQ(prices.price(call("linear tokens=1 in=64 out=32 forward")).median.value, 63);
+  OpCall idle = call("linear tokens=1 in=64 out=32 backward dx");
+  idle.wants = {false, false};
+  EXPECT_EQ(prices.price(idle).median.value, 0);
+  for (const Op& op : examples())
+    if (is_view(op)) {
+      EXPECT_EQ(prices.price({op, Pass::forward, {}}).median.value, 0);
+    }
+}
+
+TEST(Prices, twice_the_device_takes_half_the_time) {
+  DeviceSpec twice = toy();
+  twice.name = "twice", twice.peak["bf16"] = {2000}, twice.memory_bandwidth = {200};
+  const DeviceProfile profile = toy_profile({{"linear tokens=100 in=64 out=64 forward", {1000}, 0, 1}});
+  const OpCall c = call("linear tokens=100 in=64 out=64 forward");
+  EXPECT_DOUBLE_EQ(Prices(twice, profile, {}).price(c).median.value, 500);
+  EXPECT_EQ(Prices(twice, profile, {}).price(c).basis, Basis::interpolated) << "same generation";
+  twice.achieved_matmul = 0.25;
+  EXPECT_DOUBLE_EQ(Prices(twice, profile, {}).price(c).median.value, 1000) << "half the published ceiling";
+  twice.generation = "other";
+  EXPECT_EQ(Prices(twice, profile, {}).price(c).basis, Basis::roofline);
+}
+
+TEST(Prices, samples_that_mean_nothing_are_refused) {
+  const auto refusal = [](const std::string& key) -> std::string {
+    try {
+      const Prices p(toy(), toy_profile({{key, {1}, 0, 1}}), {});
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return {};
+  };
+  EXPECT_NE(refusal("lineal tokens=1 forward").find("no call of the catalogue"), std::string::npos);
+  EXPECT_NE(refusal("").find("no call of the catalogue"), std::string::npos);
+  EXPECT_EQ(refusal("all_gather group=data_shard payload=1"), "") << "collectives are not priced here";
+}
+
+TEST(DefaultProfile, every_key_is_the_catalogues_own) {
+  for (const ProfileSample& s : h200().samples) {
+    const std::optional<OpCall> c = parse_key(s.key);
+    ASSERT_TRUE(c) << s.key;
+    EXPECT_EQ(key(c->op, c->pass, c->wants), s.key);
+  }
+}
+
+TEST(DefaultProfile, leaving_a_sample_out_misses_it_by_six_percent_in_the_median) {
+  const Prices prices(device("h200"), h200(), {});
+  std::vector<double> error;
+  for (const double ratio : prices.left_out()) error.push_back(std::abs(1 / ratio - 1));
+  ASSERT_GT(error.size(), 150u);
+  EXPECT_LE(quantile(error, 0.5), 0.06);
+  EXPECT_LE(quantile(error, 0.9), 0.22);
+}
+
+TEST(DefaultProfile, known_times_come_out) {
+  const Prices prices(device("h200"), h200(), {});
+  const Estimate gemm = prices.price(call("linear tokens=8192 in=8192 out=8192 forward"));
+  EXPECT_EQ(gemm.basis, Basis::measured);
+  EXPECT_NEAR(gemm.median.value, 1.4207e-3, 1e-7);
+  // Between two measured neighbours of the same weights: 692 TFLOP/s at 1024 tokens, 762 at 4096.
+  const OpCall middle = call("linear tokens=2048 in=7168 out=2048 forward");
+  const double rate = flops(middle.op, Pass::forward).value / prices.price(middle).median.value;
+  EXPECT_GT(rate, 680e12);
+  EXPECT_LT(rate, 770e12);
+  // A chunked scan runs at a tenth of the roofline; one without samples is not priced as a matrix product.
+  const OpCall kda = call("kda tokens=16384 sequence_length=16384 heads=96 head_dim=128 bounded=true forward");
+  EXPECT_GT(prices.price(kda).median.value, 5 * prices.limit(kda).value);
+  const OpCall mamba{op::Mamba2::cases().front(), Pass::forward, {}};
+  EXPECT_GT(prices.price(mamba).median.value, 5 * prices.limit(mamba).value);
+}
+
+TEST(DefaultProfile, every_operator_has_a_finite_price_on_every_device) {
+  const DeviceProfile profile = h200();
+  for (const auto& name : config_names(kConfigs, "devices")) {
+    const Prices prices(device(name), profile, {});
+    for (const Op& op : all_cases()) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const Estimate e = prices.price({op, pass, {}});
+        EXPECT_TRUE(std::isfinite(e.median.value) && e.median.value >= 0) << name << ' ' << key(op, pass);
+        EXPECT_LE(e.low, e.median);
+        EXPECT_LE(e.median, e.high);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moeplan
