@@ -1,0 +1,49 @@
+#pragma once
+/// From lowered programs to a job. Operator calls of a pass that run back to back on the compute lane and between which nothing
+/// else can start or is waited for become one step, so that a step costs one event; their names and durations stay in its detail.
+
+#include <functional>
+#include <span>
+
+#include "core/spec/plan.hpp"
+#include "sim/cost/block_time.hpp"
+#include "sim/cost/collectives.hpp"
+#include "sim/engine/job.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan {
+
+/// What the engine asks of the cost model.
+struct Costs {
+  PriceCall price;                                                   ///< operators, communication calls and host waits
+  std::function<GroupShape(Group)> shape;                            ///< size and stride of a group
+  std::function<TierBytes(const CommCall&)> bytes;                   ///< traffic of a call; empty: no calls contend
+  std::function<double(const CommCall&)> multiprocessors;            ///< share of the multiprocessors its kernels take; empty: none
+};
+
+/// One rank to play. Equal ranks are folded by giving one of them with `stands_for` > 1.
+struct PlayedRank {
+  const Program* program = nullptr;
+  const Costs* costs = nullptr;
+  std::int64_t rank = 0;
+  std::int64_t stands_for = 1;
+  double slowdown = 1;
+};
+
+/// Programs and costs are shared by address: ranks that point to the same two are compiled once.
+/// A gather starts no sooner than the last block listed before it has ended (that bounds how far FSDP runs ahead); the optimizer
+/// waits for every played rank, since the gradient norm is over all of them.
+[[nodiscard]] Job make_job(std::span<const PlayedRank> ranks, const Parallelism& parallelism);
+
+/// One rank per pipeline stage, the first of each.
+[[nodiscard]] std::vector<PlayedRank> folded(std::span<const Program> stages, const Parallelism& parallelism, const Costs& costs);
+/// Every rank of the plan.
+[[nodiscard]] std::vector<PlayedRank> unfolded(std::span<const Program> stages, const Parallelism& parallelism, const Costs& costs);
+
+/// Steps of one pass of a block. Exposed for tests.
+[[nodiscard]] StepGraph compile_pass(Job& job, const Block& block, bool backward, const Costs& costs);
+
+/// "rms_norm forward", "dispatch", "host wait".
+[[nodiscard]] std::string call_name(const BlockNode& node);
+
+}  // namespace moeplan

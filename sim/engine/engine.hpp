@@ -1,0 +1,42 @@
+#pragma once
+/// Plays a job through time: one event per step, in integer picoseconds. Tasks of a queue run in list order; messages arrive when
+/// their send ends; calls of a group whose members are played start when the last member arrives and end together. With a
+/// cluster, communication shares links (fair_share.hpp); without one, every call takes its isolated time, and the step then
+/// equals the closed form of planner/evaluate. docs/simulator.md tells the rules one by one.
+
+#include "core/spec/cluster.hpp"
+#include "sim/engine/job.hpp"
+
+namespace moeplan {
+
+struct PlayOptions {
+  const ClusterSpec* cluster = nullptr;   ///< calls contend for its links; null: they do not
+  bool interference = false;              ///< communication kernels slow the compute steps beside them (JobCall::multiprocessors)
+};
+
+/// One step, send or receive as it ran.
+struct Record {
+  Picoseconds start = 0, end = 0;
+  std::int32_t rank = 0;       ///< position in Job::ranks
+  std::int32_t task = 0;
+  std::int32_t step = -1;      ///< of the task's pass; -1: a message
+  std::int32_t cause = -1;     ///< the record at whose end this one could start; -1: the start of the training step
+};
+
+struct Played {
+  Picoseconds step = 0;
+  std::vector<Record> records;                                        ///< by end
+  std::vector<std::vector<std::pair<Picoseconds, Picoseconds>>> tasks;   ///< per rank and task: start, end
+  std::uint64_t events = 0;
+};
+
+/// Throws InputError if the lanes wait for each other (the message names the cycle) or a message has no other end.
+[[nodiscard]] Played play(const Job& job, const PlayOptions& options = {});
+
+/// "stage 1 (rank 8): backward of deepseek moe, layer 12, micro-batch 3".
+[[nodiscard]] std::string describe(const Job& job, std::int32_t rank, std::int32_t task);
+
+/// Tables and events of what was played; with arrows.
+[[nodiscard]] StepTimeline timeline(const Job& job, const Played& played);
+
+}  // namespace moeplan

@@ -1,0 +1,60 @@
+#pragma once
+/// Max-min fair sharing of links by flows. Each flow has a rate it reaches alone (its full speed) and may load several links
+/// unequally (a hierarchical all-gather sends more over NVLink than over its NIC). Rates rise together until a link is full or
+/// a flow has its full speed; those stop, the others rise on. Flows that meet no full link never slow down, and cost nothing.
+/// Source: progressive filling, Bertsekas and Gallager, Data Networks, section 6.5.2.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/quantity.hpp"
+
+namespace moeplan {
+
+/// What a flow puts on one link at its full speed, bytes/s.
+struct LinkUse {
+  std::int32_t link = 0;
+  double bytes_per_second = 0;
+};
+
+class FairShare {
+ public:
+  /// Returns the link's index: 0, 1, 2, ... Throws std::invalid_argument unless the capacity is above zero.
+  std::int32_t add_link(BytesPerSecond capacity);
+  [[nodiscard]] BytesPerSecond capacity(std::int32_t link) const { return {links_[static_cast<std::size_t>(link)].capacity}; }
+
+  /// Starts a flow and returns its index (indices of ended flows are used again). A use above a link's capacity counts as the
+  /// capacity: alone, a flow is never slowed. `changed()` then lists the flows, this one excepted, whose speed is another than before.
+  std::int32_t start(std::span<const LinkUse> uses);
+  /// Ends a flow; `changed()` as above.
+  void end(std::int32_t flow);
+
+  /// Share of its full speed that a flow has now: above 0, at most 1.
+  [[nodiscard]] double speed(std::int32_t flow) const { return flows_[static_cast<std::size_t>(flow)].speed; }
+  [[nodiscard]] const std::vector<std::int32_t>& changed() const { return changed_; }
+
+ private:
+  struct Link {
+    double capacity = 0, demand = 0;      ///< demand: sum of its flows' uses
+    std::vector<std::int32_t> flows;
+    std::uint32_t mark = 0;
+    double left = 0, slope = 0;           ///< while filling
+    [[nodiscard]] bool contended() const { return flows.size() > 1 && demand > capacity * (1 + 1e-9); }
+  };
+  struct Flow {
+    std::vector<LinkUse> uses;
+    double full = 0;                      ///< largest use, bytes/s
+    double speed = 1;
+    std::uint32_t mark = 0;
+    bool fixed = false;
+  };
+
+  void share(std::span<const std::int32_t> from_links, std::int32_t self);
+  std::vector<Link> links_;
+  std::vector<Flow> flows_;
+  std::vector<std::int32_t> free_, changed_, component_flows_, component_links_, touched_;
+  std::uint32_t mark_ = 0;
+};
+
+}  // namespace moeplan
