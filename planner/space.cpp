@@ -74,7 +74,7 @@ std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
 std::vector<DType> storages(const Problem& problem) {
   if (problem.workload.frozen_storage) return {*problem.workload.frozen_storage};
   std::vector<DType> out{DType::bf16};
-  for (const DType shipped : {problem.model.stored.experts, problem.model.stored.linear})
+  for (const DType shipped : {problem.model.stored.experts, problem.model.stored.attention, problem.model.stored.dense})
     if (problem.runtime.runs_quantised && shipped != DType::bf16 && shipped != DType::f16 && shipped != DType::f32 && std::find(out.begin(), out.end(), shipped) == out.end())
       out.push_back(shipped);
   return out;

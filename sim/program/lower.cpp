@@ -49,7 +49,7 @@ class Scheduler {
     for (std::int64_t j = 0; j < warm; ++j) forward(j);
     for (std::int64_t j = warm; j < m; ++j) { forward(j); backward(j - warm); }
     for (std::int64_t j = m - warm; j < m; ++j) backward(j);
-    add({.phase = Phase::optimizer});
+    add({.phase = Phase::optimizer, .after = {}});
   }
 
  private:
@@ -63,7 +63,7 @@ class Scheduler {
   /// Issues the gather of `slot` if it is not there.
   void gather(std::int32_t slot, std::int64_t j) {
     if (slot < 0 || slot >= slots_ || !gathers(slot) || gathered_.count(slot)) return;
-    gathered_[slot] = add({.phase = Phase::gather, .slot = slot, .micro_batch = static_cast<std::int32_t>(j)});
+    gathered_[slot] = add({.phase = Phase::gather, .slot = slot, .micro_batch = static_cast<std::int32_t>(j), .after = {}});
   }
   void release(std::int32_t slot, std::int64_t j, std::int32_t user) {
     if (gathered_.erase(slot)) add({.phase = Phase::release, .slot = slot, .micro_batch = static_cast<std::int32_t>(j), .after = {user}});
@@ -71,10 +71,10 @@ class Scheduler {
 
   void forward(std::int64_t j) {
     std::int32_t before = -1;
-    if (p_.stage > 0) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream + p_.carried});
+    if (p_.stage > 0) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream + p_.carried, .after = {}});
     for (std::int32_t s = 0; s < slots_; ++s) {
       for (std::int32_t ahead = s; ahead <= s + plan_.prefetch; ++ahead) gather(ahead, j);
-      Instance i{.phase = Phase::forward, .slot = s, .micro_batch = static_cast<std::int32_t>(j)};
+      Instance i{.phase = Phase::forward, .slot = s, .micro_batch = static_cast<std::int32_t>(j), .after = {}};
       if (before >= 0) i.after.push_back(before);
       if (const auto it = gathered_.find(s); it != gathered_.end()) i.after.push_back(it->second);
       before = add(std::move(i));
@@ -86,11 +86,11 @@ class Scheduler {
 
   void backward(std::int64_t j) {
     std::int32_t before = -1;
-    if (p_.stage + 1 < plan_.parallelism.pp) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream});
+    if (p_.stage + 1 < plan_.parallelism.pp) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream, .after = {}});
     for (std::int32_t s = slots_; s-- > 0;) {
       if (p_.blocks[index(p_.slots[index(s)].block)].backward.empty()) continue;
       for (std::int32_t ahead = s; ahead >= s - plan_.prefetch; --ahead) gather(ahead, j);
-      Instance i{.phase = Phase::backward, .slot = s, .micro_batch = static_cast<std::int32_t>(j)};
+      Instance i{.phase = Phase::backward, .slot = s, .micro_batch = static_cast<std::int32_t>(j), .after = {}};
       if (before >= 0) i.after.push_back(before);
       if (const auto it = gathered_.find(s); it != gathered_.end()) i.after.push_back(it->second);
       before = add(std::move(i));

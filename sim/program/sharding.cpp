@@ -61,6 +61,8 @@ StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& p
   for (const Weight& w : block.weights) {
     const std::int64_t degree = shard_degree(w, plan.parallelism);
     const std::int64_t elements = ceil_div(w.shape.elements(), degree);
+    // A tied head is the embedding itself where both are on one stage, and a copy of it elsewhere.
+    if (w.sources.empty() && !w.adapter && plan.parallelism.pp == 1) continue;
     if (!w.trained) {
       out.weights += part(stored_bytes(w.dtype, w.shape), degree);
       continue;
