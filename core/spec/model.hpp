@@ -35,7 +35,7 @@ struct GqaAttention {
   OutputGate gate = OutputGate::none;
   Rope rope;
   /// Block-sparse index branch on GQA (MiniMax-M3): heads, width, keys that survive (blocks x block size); 0 without.
-  std::int64_t index_heads = 0, index_dim = 0, index_topk = 0;
+  std::int64_t index_heads = 0, index_dim = 0, index_topk = 0, index_block = 1;
   /// Factored queries (Step-3 MFA): q goes through a shared latent of this width, 0 without.
   std::int64_t q_latent = 0;
   bool operator==(const GqaAttention&) const = default;
@@ -224,12 +224,12 @@ struct ModelSpec {
   NormKind norm = NormKind::rms;
   ResidualKind residual = ResidualKind::plain;
   std::int64_t streams = 1;                ///< hyper connections: m
+  bool hyper_head_affine = true;           ///< the weighted sum of the streams before the head has base [m] and scale [1] (Hy4: no)
   std::vector<LayerSpec> layers;
   std::vector<LayerSpec> mtp_layers;
   std::vector<IdleTensor> mtp_extra;       ///< enorm, hnorm, eh_proj ...
   std::vector<IdleTensor> mtp_copies;      ///< embedding and head stored again
   std::vector<IdleTensor> vision;
-  std::vector<IdleTensor> tables;          ///< integer tables
   StoredTypes stored;
   /// Checkpoint names: prefix of layers ("model.layers."), embedding, final norm, head, residual module before the head.
   std::string layer_prefix = "model.layers.", embedding_name = "model.embed_tokens.weight", norm_name = "model.norm", head_name = "lm_head.weight";

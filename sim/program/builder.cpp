@@ -21,6 +21,11 @@ ValueId Builder::add_value(Value v) {
   return static_cast<ValueId>(graph_.values.size() - 1);
 }
 
+void Builder::reshape(ValueId id, Shape shape) {
+  assert(value(id).shape.elements() == shape.elements() && "a reshape keeps the number of elements");
+  graph_.values[static_cast<std::size_t>(id)].shape = shape;
+}
+
 ValueId Builder::input(std::string name, Shape shape, DType dtype, bool differentiable) {
   const ValueId id = add_value({.name = std::move(name), .shape = shape, .dtype = dtype, .differentiable = differentiable});
   graph_.inputs.push_back(id);

@@ -31,6 +31,9 @@ class Builder {
   /// Tokens of the residual stream on this rank: sequence parallelism cuts them over the tensor ranks outside tensor regions.
   [[nodiscard]] std::int64_t tokens() const { return context_.tokens / context_.tp; }
 
+  /// Sees a value as another shape of as many elements from here on (heads as rows of their own, and back).
+  void reshape(ValueId id, Shape shape);
+
   /// A value that comes from outside the block.
   ValueId input(std::string name, Shape shape, DType dtype = DType::bf16, bool differentiable = true);
   void output(ValueId id) { graph_.outputs.push_back(id); }

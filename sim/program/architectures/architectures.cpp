@@ -89,6 +89,17 @@ std::string nearest(const Json& config, const std::string& file) {
   return fmt::format("; close to {}, but these fields are foreign to it: {}", best->name, list);
 }
 
+/// What no single field says: experts of a layer stay below 2^56 weights at the width they work at.
+ModelSpec checked(ModelSpec m, const ConfigReader& root, const std::string& name) {
+  m.name = name;
+  for (const auto* layers : {&m.layers, &m.mtp_layers})
+    for (const LayerSpec& layer : *layers)
+      for (const Sublayer& s : layer.sublayers)
+        if (const auto* f = std::get_if<MoeFfn>(&s.mixer); f && static_cast<double>(f->experts) * static_cast<double>(f->intermediate) * static_cast<double>(std::max(f->latent, m.hidden)) > 0x1p56)
+          root.refuse("moe_intermediate_size", fmt::format("{} experts of {} x {} are more than 2^56 weights a layer", f->experts, f->intermediate, std::max(f->latent, m.hidden)));
+  return m;
+}
+
 }  // namespace
 
 std::span<const Architecture> architectures() { return table(); }
@@ -100,19 +111,11 @@ ModelSpec import_model(const Json& config, const std::string& file, const std::s
   for (const ConfigReader* level : {&root, &text}) {
     for (const auto& cls : level->texts({"architectures"})) {
       if (asked.empty()) asked = cls;
-      if (const Architecture* a = named(cls)) {
-        ModelSpec m = a->import(root);
-        m.name = name;
-        return m;
-      }
+      if (const Architecture* a = named(cls)) return checked(a->import(root), root, name);
     }
     const std::string type = level->text_or({"model_type"}, "");
     if (asked.empty()) asked = type;
-    if (const Architecture* a = named(type)) {
-      ModelSpec m = a->import(root);
-      m.name = name;
-      return m;
-    }
+    if (const Architecture* a = named(type)) return checked(a->import(root), root, name);
   }
   std::string known;
   for (const Architecture& a : table()) known += (known.empty() ? "" : ", ") + std::string(a.name);

@@ -47,12 +47,7 @@ ModelSpec deepseek_v4(const ConfigReader& root) {
     out.sublayers.push_back({.scope = "ffn", .mixer = f, .pre_norm = "ffn_norm", .residual_name = "hc_ffn_"});
     return out;
   };
-  std::int64_t top_k = 0;
-  for (std::int64_t l = 0; l < layers; ++l) {
-    m.layers.push_back(layer(ratios[static_cast<std::size_t>(l)], l < hashed));
-    top_k = std::get<MoeFfn>(m.layers.back().sublayers[1].mixer).top_k;
-  }
-  if (hashed > 0) m.tables.push_back({"layers.*.ffn.gate.tid2eid", {m.vocabulary, top_k}, std::min(hashed, layers)});
+  for (std::int64_t l = 0; l < layers; ++l) m.layers.push_back(layer(ratios[static_cast<std::size_t>(l)], l < hashed));
   const std::int64_t mtp = root.integer_or({"num_nextn_predict_layers"}, 0, 0, 64);
   m.mtp_prefix = "mtp.";
   for (std::int64_t i = 0; i < mtp; ++i) {

@@ -59,6 +59,7 @@ ModelSpec minimax_m3(const ConfigReader& root) {
     if (sparse && sparse->flag({"use_sparse_attention"}, true) && (frequency.empty() || frequency[i] == 1)) {
       a.index_heads = sparse->dim({"sparse_num_index_heads"});
       a.index_dim = sparse->dim({"sparse_index_dim"});
+      a.index_block = sparse->dim({"sparse_block_size"});
       a.index_topk = sparse->width(sparse->dim({"sparse_topk_blocks"}), sparse->dim({"sparse_block_size"}), "sparse_topk_blocks");
       (void)sparse->width(a.index_heads, a.index_dim, "sparse_num_index_heads");
     }

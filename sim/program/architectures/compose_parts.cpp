@@ -1,0 +1,64 @@
+#include "sim/program/architectures/compose_parts.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace moeplan::compose {
+
+DType stored(const ModelSpec& m, WeightClass cls) {
+  switch (cls) {
+    case WeightClass::attention: return m.stored.attention;
+    case WeightClass::dense: return m.stored.dense;
+    case WeightClass::shared: return m.stored.shared;
+    case WeightClass::experts: return m.stored.experts;
+    default: return m.stored.base;
+  }
+}
+
+std::int64_t columns(const Builder& b, ValueId x) {
+  const Shape& s = b.value(x).shape;
+  return s[s.rank - 1];
+}
+
+std::int64_t rows(const Builder& b, ValueId x) { return b.value(x).shape.elements() / columns(b, x); }
+
+ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias) {
+  const std::int64_t in = columns(b, x) * (split == WeightSplit::row ? b.context().tp : 1);
+  const WeightId w = b.weight(cls, name + ".weight", {out, in}, split, stored(m, cls));
+  const WeightId c = bias ? b.weight(cls, name + ".bias", {out}, split == WeightSplit::column ? split : WeightSplit::none, m.stored.base) : -1;
+  return b.linear(x, w, split == WeightSplit::column ? local(b, out) : out, cls, name, c);
+}
+
+ValueId norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name) {
+  const std::int64_t h = columns(b, x);
+  const Training training = b.training(WeightClass::norm);
+  const WeightId w = b.weight(WeightClass::norm, name + ".weight", {h}, WeightSplit::none, m.stored.base);
+  if (m.norm == NormKind::rms) return b.call(op::RmsNorm{.tokens = rows(b, x), .hidden = h, .training = training}, {x}, {w}).front();
+  const op::LayerNorm layer_norm{.tokens = rows(b, x), .hidden = h, .bias = m.norm == NormKind::layer_norm_bias, .training = training};
+  if (!layer_norm.bias) return b.call(layer_norm, {x}, {w}).front();
+  return b.call(layer_norm, {x}, {w, b.weight(WeightClass::norm, name + ".bias", {h}, WeightSplit::none, m.stored.base)}).front();
+}
+
+WeightId small(Builder& b, const std::string& name, Shape shape, WeightSplit split, DType stored) { return b.weight(WeightClass::other, name, shape, split, stored); }
+
+ValueId add(Builder& b, ValueId x, ValueId y) { return b.call(op::Add{.tokens = rows(b, x), .hidden = columns(b, x)}, {x, y}).front(); }
+
+ValueId rms(Builder& b, const ModelSpec& m, ValueId x, const std::string& name) { return head_norm(b, m, x, name, 1, columns(b, x)); }
+
+ValueId head_norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t heads, std::int64_t dim, bool weight) {
+  const std::int64_t t = b.value(x).shape.elements() / (heads * dim);
+  const op::RmsNorm norm{.tokens = t * heads, .hidden = dim, .has_weight = weight, .training = b.training(WeightClass::norm)};
+  const ValueId y = weight ? b.call(norm, {x}, {b.weight(WeightClass::norm, name + ".weight", {dim}, WeightSplit::none, m.stored.base)}).front() : b.call(norm, {x}).front();
+  b.reshape(y, {t, heads * dim});
+  return y;
+}
+
+ValueId rotate(Builder& b, const Rope& rope, ValueId x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim, bool trailing, bool inverse) {
+  if (!rope.enabled || rotary_dim < 2) return x;
+  op::Rope call{.tokens = b.value(x).shape.elements() / (heads * head_dim), .heads = heads, .head_dim = head_dim, .rotary_dim = rotary_dim / 2 * 2,
+                .sequence_length = b.context().sequence_length, .trailing = trailing, .inverse = inverse, .theta = rope.theta};
+  if (rope.scaling == "yarn") call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions);
+  return b.call(call, {x}).front();
+}
+
+}  // namespace moeplan::compose
