@@ -45,7 +45,7 @@ struct Glu {
   }
 
   static std::vector<Glu> cases() {
-    return {{5, 32}, {3, 17, Activation::gelu}, {4, 24, Activation::situ}, {6, 9, Activation::clamped_swiglu, true}, {2, 8, Activation::relu2, false, true}, {0, 16}};
+    return {{5, 32}, {3, 17, Activation::gelu}, {4, 24, Activation::situ}, {6, 9, Activation::clamped_swiglu, true, false, 4, 25, 1.702, 0.7}, {2, 8, Activation::relu2, false, true}, {0, 16}};
   }
 
   bool operator==(const Glu&) const = default;
