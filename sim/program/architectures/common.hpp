@@ -29,7 +29,7 @@ namespace moeplan::import {
 [[nodiscard]] DenseFfn dense(const ConfigReader& text, ConfigReader::Names width = {"intermediate_size", "ffn_hidden_size"});
 
 /// first_k_dense_replace with moe_layer_freq (number or 0/1 list), or mlp_layer_types.
-[[nodiscard]] std::vector<bool> moe_layers(const ConfigReader& text, std::int64_t layers);
+[[nodiscard]] std::vector<bool> moe_layers(const ConfigReader& text, std::int64_t layers, std::int64_t first_by_default = 0);
 
 /// Pre-norm decoder layer: input_layernorm, attention, post_attention_layernorm, feed-forward.
 [[nodiscard]] LayerSpec decoder_layer(Mixer attention, Mixer ffn, std::string attention_scope = "self_attn", std::string ffn_scope = "mlp");

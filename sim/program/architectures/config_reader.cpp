@@ -9,6 +9,12 @@ namespace {
 
 Range between(std::int64_t low, std::int64_t high) { return {static_cast<double>(low), static_cast<double>(high)}; }
 
+/// Fields are found by a linear search, once for each question and layer.
+void few_keys(const Place& object) {
+  constexpr std::size_t most = 2000;
+  if (object.value().size() > most) object.refuse(fmt::format("has {} fields, more than the {} that a config may have", object.value().size(), most));
+}
+
 std::string listed(ConfigReader::Names names) {
   std::string out;
   for (const char* name : names) out += (out.empty() ? "" : ", ") + std::string(name);
@@ -19,6 +25,7 @@ std::string listed(ConfigReader::Names names) {
 
 ConfigReader::ConfigReader(const Json& json, std::string file, std::set<std::string>* seen) : place_(json, std::move(file)), seen_(seen) {
   if (!json.is_object()) place_.wrong_type("an object");
+  few_keys(place_);
 }
 
 const char* ConfigReader::find(Names names) const {
@@ -141,6 +148,7 @@ std::vector<std::string> ConfigReader::words_per_layer(Names names, std::int64_t
 ConfigReader ConfigReader::section(const char* name) const {
   if (!find({name})) refuse(name, "is missing");
   if (!place(name).value().is_object()) place(name).wrong_type("an object");
+  few_keys(place(name));
   return ConfigReader(place(name), seen_);
 }
 

@@ -56,7 +56,7 @@ ModelSpec glm_dsa(const ConfigReader& root) {
   if (index && attention.q_lora == 0) root.refuse("q_lora_rank", "an indexer reads the query latent, but there is none");
   const std::int64_t layers = root.layers();
   const auto owns = owns_indexer(root, layers);
-  const auto sparse = moe_layers(root, layers);
+  const auto sparse = moe_layers(root, layers, 3);  // three dense layers unless the file says otherwise
   const bool corrected = root.text_or({"topk_method"}, "") == "noaux_tc";
   const auto layer = [&](std::int64_t l, bool moe_layer, bool owner) {
     MlaAttention a = attention;
