@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <system_error>
 
 #include "core/read.hpp"
@@ -51,29 +52,36 @@ std::vector<LinkTier> tiers_for(const std::vector<LinkTier>& tiers, std::int64_t
   return out;
 }
 
+/// Name -> file of a room, its folders included (models come in one folder a family). An INDEX.json says what the files are.
+std::map<std::string, fs::path> files_of(const fs::path& room) {
+  std::map<std::string, fs::path> files;
+  std::error_code ec;
+  for (fs::recursive_directory_iterator it(room, ec), end; !ec && it != end; it.increment(ec))
+    if (it->path().extension() == ".json" && it->path().stem() != "INDEX") files.emplace(it->path().stem().string(), it->path());
+  return files;
+}
+
 bool is_real(DType type) { return type != DType::i32 && type != DType::i64 && type != DType::u8; }
 
 }  // namespace
 
 std::vector<std::string> config_names(const fs::path& configs, std::string_view room) {
   std::vector<std::string> names;
-  std::error_code ec;
-  for (fs::directory_iterator it(configs / room, ec), end; !ec && it != end; it.increment(ec))
-    if (it->path().extension() == ".json") names.push_back(it->path().stem().string());
-  std::sort(names.begin(), names.end());
+  for (const auto& [name, file] : files_of(configs / room)) names.push_back(name);
   return names;
 }
 
 fs::path find_config(const fs::path& configs, std::string_view room, const std::string& name_or_path) {
   if (name_or_path.empty()) throw InputError(std::string(room), "an empty name", "give a name or a file");
   if (looks_like_path(name_or_path)) return name_or_path;
-  const std::vector<std::string> names = config_names(configs, room);
-  if (std::binary_search(names.begin(), names.end(), name_or_path)) return configs / room / (name_or_path + ".json");
+  const std::map<std::string, fs::path> files = files_of(configs / room);
+  if (const auto it = files.find(name_or_path); it != files.end()) return it->second;
   std::error_code ec;
   if (fs::is_regular_file(name_or_path, ec)) return name_or_path;
   std::string list;
-  for (const auto& n : names) list += (list.empty() ? "" : ", ") + n;
-  const std::string_view near = nearest_name(name_or_path, {names.begin(), names.end()});
+  std::vector<std::string_view> names;
+  for (const auto& [n, file] : files) names.push_back(n), list += (list.empty() ? "" : ", ") + n;
+  const std::string_view near = nearest_name(name_or_path, names);
   throw InputError(std::string(room), shown(name_or_path) + " is not a known name",
                    (near.empty() ? "" : "did you mean \"" + std::string(near) + "\"? ") + (list.empty() ? "none are known" : "known: " + list) + "; or give a file");
 }

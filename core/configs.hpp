@@ -1,5 +1,5 @@
 #pragma once
-/// Finding and reading what a problem is made of. A name ("128xh200") means configs/<room>/<name>.json; anything with a slash or
+/// Finding and reading what a problem is made of. A name ("128xh200") means configs/<room>/**/<name>.json; anything with a slash or
 /// ending in .json is a file. All checks of single fields and between fields happen here; every refusal is one InputError line.
 ///
 /// A cluster file may name its device ("device": "h200"); then whatever it leaves out comes from the machine in

@@ -29,7 +29,6 @@ std::set<std::string> classes_of(const ModelSpec& model) {
       } else if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) {
         out.insert({"experts", "router"});
         if (moe->shared_intermediate > 0) out.insert("shared");
-        if (moe->parallel_dense > 0) out.insert("dense");
       } else {
         out.insert("attention");
       }
@@ -63,7 +62,11 @@ DeviceProfile make_profile(const fs::path& configs, const ProblemRequest& reques
   const std::vector<std::string> names = config_names(configs, "profiles");
   if (std::binary_search(names.begin(), names.end(), device.name)) return load_profile(configs, device.name);
   if (std::binary_search(names.begin(), names.end(), std::string("h200"))) return load_profile(configs, "h200");
-  return {.name = "none", .source = "no measurement: every price is a roofline", .device = device};
+  DeviceProfile none;
+  none.name = "none";
+  none.source = "no measurement: every price is a roofline";
+  none.device = device;
+  return none;
 }
 
 /// The class trained by `method`: LoRA keeps a rank that the workload's file chose, unless --rank says otherwise.
