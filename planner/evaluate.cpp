@@ -5,6 +5,7 @@
 
 #include "planner/load_factors.hpp"
 #include "sim/cost/block_time.hpp"
+#include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
 
 namespace moeplan {
@@ -12,30 +13,24 @@ namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-/// Where the members of a group sit: how many, and how many ranks apart.
-GroupShape group_shape(Group group, const Parallelism& p) {
-  switch (group) {
-    case Group::tensor: return {p.tp, 1};
-    case Group::context: return {p.cp, p.tp};
-    case Group::data_shard: return {p.dp_shard * p.cp, p.tp};
-    case Group::data_replicate: return {p.dp_replicate, p.tp * p.cp * p.dp_shard};
-    case Group::expert_tensor: return {p.etp, 1};
-    case Group::expert: return {p.ep, p.etp};
-    case Group::expert_data_shard: return {p.expert_shard, p.etp * p.ep};
-    case Group::expert_data_replicate: return {p.expert_data() / p.expert_shard, p.etp * p.ep * p.expert_shard};
-    case Group::pipeline: return {2, p.stage_ranks()};
-    case Group::world: return {p.world(), 1};
-  }
-  return {1, 1};
-}
-
 /// One layer kind under this group's sharding, lowered and priced.
 struct Kind {
-  Block block;                  ///< at the median load
-  BlockMemory memory50, memory95;
+  Block block;                        ///< at the median load
+  PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
+  std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
+  double more = 1;
   BlockTime time50, time95;
   Flops flops{};
 };
+
+/// Rows kept for backward grow linearly with the hottest rank's load.
+std::array<Bytes, kMemoryCategories> kept_at(const Kind& k, double factor) {
+  std::array<Bytes, kMemoryCategories> out = k.kept;
+  if (k.more > 1)
+    for (std::size_t c = 0; c < kMemoryCategories; ++c)
+      out[c].value += std::llround(static_cast<double>(k.kept_more[c].value - k.kept[c].value) * (factor - 1) / (k.more - 1));
+  return out;
+}
 
 /// Forward or backward of one stage: FSDP gathers on their lane, `prefetch` blocks ahead, under the blocks' own time.
 struct LaneResult { double total = 0, exposed = 0; };
@@ -68,21 +63,22 @@ struct Evaluator::Shared {
   ModelOutline outline;
   Prices prices;
   Links links;
+  LoadFactors load;
 };
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention)
-    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster, problem.runtime)}) {}
+    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster, problem.runtime), LoadFactors(problem)}) {}
 Evaluator::~Evaluator() = default;
 
 struct Evaluator::Group::State {
   const Shared& shared;
   Plan plan;
-  LoadFactors load;
+  FactorBand load;                                            ///< over the whole model
   std::map<std::string, std::unique_ptr<Kind>> kinds;         ///< lowered and priced
   std::map<std::string, std::unique_ptr<Block>> weight_only;  ///< for the states alone
   std::vector<std::string> keys;                              ///< per slot of the model: embedding, layers, head
 
-  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(load_factors(s.problem, p)) {
+  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(s.load.stage(p.parallelism.ep, 0, static_cast<std::int64_t>(s.outline.kinds.size()))) {
     bool before = false;
     const auto layers = s.outline.kinds.size();
     for (std::size_t i = 0; i < layers + 2; ++i) {
@@ -105,22 +101,29 @@ struct Evaluator::Group::State {
     const auto layer = static_cast<std::int32_t>(slot) - 1;
     const auto lowered = [&](double scale) { return lower_slot(shared.problem, plan, shared.outline, layer, scale); };
     const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
-    k->block = lowered(load.mean50);
-    k->time50 = timed(k->block, load.mean50);
+    k->block = lowered(load.p50.step);
+    k->time50 = timed(k->block, load.p50.step);
     const bool routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
-    if (!routed || load.worst95 == 1.0) {
-      k->memory50 = k->memory95 = block_memory(k->block);
+    if (!routed || load.p95.buffer == 1.0) {
+      const BlockMemory m = block_memory(k->block);
+      k->forward50 = k->forward95 = m.forward;
+      k->backward50 = k->backward95 = m.backward;
+      k->kept = m.kept;
       k->time95 = k->time50;
       k->flops = model_flops(k->block, shared.full_attention);
       return *k;
     }
-    k->flops = model_flops(lowered(1.0), shared.full_attention);
-    k->time95 = timed(lowered(load.mean95), load.mean95);
-    // Buffers that a pass reuses must hold the worst layer; what is kept adds up over a stage, where a hot rank is partly averaged out.
-    k->memory50 = block_memory(lowered(load.worst50));
-    k->memory50.kept = block_memory(lowered(load.stage50)).kept;
-    k->memory95 = block_memory(lowered(load.worst95));
-    k->memory95.kept = block_memory(lowered(load.stage95)).kept;
+    const Block balanced = lowered(1.0);
+    k->flops = model_flops(balanced, shared.full_attention);
+    k->kept = block_memory(balanced).kept;
+    k->time95 = timed(lowered(load.p95.step), load.p95.step);
+    const BlockMemory m50 = block_memory(lowered(load.p50.buffer)), m95 = block_memory(lowered(load.p95.buffer));
+    k->forward50 = m50.forward;
+    k->backward50 = m50.backward;
+    k->forward95 = m95.forward;
+    k->backward95 = m95.backward;
+    k->kept_more = m95.kept;
+    k->more = load.p95.buffer;
     return *k;
   }
 
@@ -130,6 +133,8 @@ struct Evaluator::Group::State {
     if (!b) b = std::make_unique<Block>(lower_slot(shared.problem, plan, shared.outline, static_cast<std::int32_t>(slot) - 1, 1.0));
     return *b;
   }
+
+  [[nodiscard]] std::size_t outline_layers() const { return shared.outline.kinds.size(); }
 
   /// [first, end) of the model's slots that a stage holds.
   std::pair<std::size_t, std::size_t> slots_of(const Plan& p, int stage) const {
@@ -178,6 +183,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const Kind* kind;
     SlotSharding sharding;
     StateBytes state;
+    SlotMemory slot;
     double gather, reduce;
   };
   std::map<std::string, PerKind> per_kind;
@@ -191,7 +197,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   for (std::size_t i = 0; i < s.keys.size(); ++i) {
     if (per_kind.count(s.keys[i])) continue;
     const Kind& k = s.kind(i);
-    PerKind v{&k, slot_sharding(k.block, problem, plan), state_bytes(k.block, problem, plan), 0, 0};
+    PerKind v{&k, slot_sharding(k.block, problem, plan), state_bytes(k.block, problem, plan), {}, 0, 0};
+    v.slot = slot_memory(k.block, v.sharding);
     v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, v.sharding.dense_gather) +
                collective(Collective::all_gather, moeplan::Group::expert_data_shard, v.sharding.expert_gather);
     v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, v.sharding.dense_reduce) +
@@ -214,10 +221,12 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     StageMemory m95 = m50;
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
     StageTime t;
+    const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.outline_layers()));
+    const FactorBand load = s.shared.load.stage(par.ep, first_layer, last_layer);
     for (std::size_t i = first; i < end; ++i) {
       const PerKind& k = per_kind.at(s.keys[i]);
-      m50.slots.push_back(slot_memory(k.kind->block, k.kind->memory50, k.sharding));
-      m95.slots.push_back(slot_memory(k.kind->block, k.kind->memory95, k.sharding));
+      m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved)));
+      m95.slots.push_back(with_passes(k.slot, k.kind->forward95, k.kind->backward95, kept_at(*k.kind, load.p95.saved)));
       m50.state += k.state;
       fc50.push_back(k.kind->time50.forward.total.value);
       bc50.push_back(k.kind->time50.backward.total.value);
@@ -248,7 +257,9 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
     if (stage == 0 || p95.peak() > out.memory_p95.peak()) { out.memory_p95 = p95; out.worst_stage = stage; }
     // Without resharding the copies of the forward pass serve the backward pass too.
-    const std::vector<double>& again = plan.reshard_after_forward ? gather : none;
+    // With it, the last stage's last slot keeps its copy: its backward pass comes next (as the program lists it).
+    std::vector<double> again = plan.reshard_after_forward ? gather : none;
+    if (stage + 1 == par.pp) again.back() = 0;
     const auto reversed = [](std::vector<double> v) { std::reverse(v.begin(), v.end()); return v; };
     const LaneResult f = run_lanes(fc50, gather, none, plan.prefetch), b = run_lanes(reversed(bc50), reversed(again), reversed(reduce), plan.prefetch);
     f50.push_back(f.total);

@@ -1,17 +1,27 @@
 #pragma once
-/// What the load model means for one expert degree: rows that reach the hottest rank over the balanced share.
+/// What the load model means for a plan's expert degree: rows that reach the hottest rank over the balanced share.
+
+#include <optional>
 
 #include "core/spec/plan.hpp"
+#include "sim/load/expert_load.hpp"
 
 namespace moeplan {
 
-struct LoadFactors {
-  double mean50 = 1, mean95 = 1;     ///< mean over layers of each layer's hottest rank: what a step's time follows, every rank waiting for the hottest
-  double worst50 = 1, worst95 = 1;   ///< hottest rank of the worst layer: what a reused buffer must hold
-  double stage50 = 1, stage95 = 1;   ///< hottest rank summed over the layers: what is kept for backward
-};
+class LoadFactors {
+ public:
+  /// Draws the loads once for all expert degrees that divide the experts. The token noise is that of `kSequences` sequences a
+  /// micro-batch and expert group: larger groups are a little calmer (docs/load.md: rank noise stays under 4 %).
+  explicit LoadFactors(const Problem& problem);
 
-/// P50 and P95 over draws of the load, with the token noise of one micro-batch. All 1 without experts or at ep = 1.
-[[nodiscard]] LoadFactors load_factors(const Problem& problem, const Plan& plan);
+  /// Decoder layers [first, last). Neutral at ep = 1 and for models without experts.
+  [[nodiscard]] FactorBand stage(int ep, std::int64_t first, std::int64_t last) const;
+
+  static constexpr std::int64_t kSequences = 16;
+
+ private:
+  std::vector<std::size_t> moe_before_;   ///< MoE layers before each layer
+  std::optional<LoadTable> table_;
+};
 
 }  // namespace moeplan

@@ -35,13 +35,22 @@ std::string moment(const char* pass, std::size_t slot, const PassMemory& m) { re
 
 }  // namespace
 
-SlotMemory slot_memory(const Block& block, const BlockMemory& memory, const SlotSharding& sharding) {
-  SlotMemory out{.block = &memory, .gathered = sharding.gathered, .has_backward = !block.backward.empty()};
+SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
+  SlotMemory out;
+  out.gathered = sharding.gathered;
+  out.has_backward = !block.backward.empty();
   for (std::size_t i = 1; i < block.input_grads.size(); ++i)
     if (block.input_grads[i] >= 0) out.carried_gradients += block.values[index(block.input_grads[i])].bytes();
   for (const ValueId g : block.weight_grads)
     if (g >= 0) out.unreduced += block.values[index(g)].bytes();
   return out;
+}
+
+SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept) {
+  slot.forward = &forward;
+  slot.backward = &backward;
+  slot.kept = kept;
+  return slot;
 }
 
 MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& p) {
@@ -66,7 +75,7 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
   MemoryBreakdown best;
   Categories base = standing_memory(stage.state, runtime, parallelism).at_peak;
   Categories all_kept{};
-  for (const SlotMemory& s : stage.slots) add(all_kept, s.block->kept);
+  for (const SlotMemory& s : stage.slots) add(all_kept, s.kept);
   add(base, all_kept, stage.in_flight - 1);
   add(base, MemoryCategory::activations, stage.carried * stage.in_flight);
   const auto n = static_cast<std::int64_t>(stage.slots.size());
@@ -87,25 +96,25 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
     const SlotMemory& slot = stage.slots[static_cast<std::size_t>(s)];
     Categories now = base;
     add(now, before);
-    add(now, slot.block->forward.at_peak);
+    add(now, slot.forward->at_peak);
     add(now, MemoryCategory::gathered_weights, present(s, 1) + (stage.reshard ? Bytes{} : left));
-    consider(best, now, moment("forward", static_cast<std::size_t>(s), slot.block->forward));
-    add(before, slot.block->kept);
+    consider(best, now, moment("forward", static_cast<std::size_t>(s), *slot.forward));
+    add(before, slot.kept);
     left += slot.gathered;
   }
   Bytes unreduced{};
   Bytes remaining = everything;
   for (std::int64_t s = n; s-- > 0;) {
     const SlotMemory& slot = stage.slots[static_cast<std::size_t>(s)];
-    add(before, slot.block->kept, -1);
+    add(before, slot.kept, -1);
     if (!slot.has_backward) continue;
     Categories now = base;
     add(now, before);
-    add(now, slot.block->backward.at_peak);
+    add(now, slot.backward->at_peak);
     add(now, MemoryCategory::gathered_weights, stage.reshard ? present(s, -1) : remaining);
     add(now, MemoryCategory::gradients, unreduced);
     if (s + 1 < n || !stage.last_stage) add(now, MemoryCategory::activations, slot.carried_gradients);
-    consider(best, now, moment("backward", static_cast<std::size_t>(s), slot.block->backward));
+    consider(best, now, moment("backward", static_cast<std::size_t>(s), *slot.backward));
     unreduced = slot.unreduced;
     remaining -= slot.gathered;
   }
@@ -119,7 +128,8 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
   std::vector<SlotMemory> slots;
   StateBytes state = program.resident;
   for (const Slot& s : program.slots) {
-    slots.push_back(slot_memory(program.blocks[index(s.block)], blocks[index(s.block)], s.sharding));
+    const BlockMemory& m = blocks[index(s.block)];
+    slots.push_back(with_passes(slot_memory(program.blocks[index(s.block)], s.sharding), m.forward, m.backward, m.kept));
     state += s.state;
   }
   MemoryBreakdown best;
@@ -137,19 +147,19 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
       case Phase::forward: {
         if (!carried[i.micro_batch]) { carried[i.micro_batch] = true; add(now, MemoryCategory::activations, program.carried); }
         Categories peak = now;
-        add(peak, slot.block->forward.at_peak);
-        consider(best, peak, moment("forward", s, slot.block->forward));
-        add(now, slot.block->kept);
+        add(peak, slot.forward->at_peak);
+        consider(best, peak, moment("forward", s, *slot.forward));
+        add(now, slot.kept);
         unreduced = {};
         break;
       }
       case Phase::backward: {
-        add(now, slot.block->kept, -1);
+        add(now, slot.kept, -1);
         Categories peak = now;
-        add(peak, slot.block->backward.at_peak);
+        add(peak, slot.backward->at_peak);
         add(peak, MemoryCategory::gradients, unreduced);
         if (s + 1 < slots.size() || !last_stage) add(peak, MemoryCategory::activations, slot.carried_gradients);
-        consider(best, peak, moment("backward", s, slot.block->backward));
+        consider(best, peak, moment("backward", s, *slot.backward));
         unreduced = slot.unreduced;
         bool first = true;
         for (std::size_t b = 0; b < s; ++b) first = first && !slots[b].has_backward;

@@ -10,7 +10,9 @@ namespace moeplan {
 
 /// What the walk needs of one slot.
 struct SlotMemory {
-  const BlockMemory* block = nullptr;
+  const PassMemory* forward = nullptr;
+  const PassMemory* backward = nullptr;
+  std::array<Bytes, kMemoryCategories> kept{};
   Bytes gathered{};           ///< unsharded weights while it runs
   Bytes carried_gradients{};  ///< accumulated gradients of the carried values that reach it
   Bytes unreduced{};          ///< its weight gradients until they are reduced
@@ -29,7 +31,10 @@ struct StageMemory {
   bool last_stage = true;
 };
 
-[[nodiscard]] SlotMemory slot_memory(const Block& block, const BlockMemory& memory, const SlotSharding& sharding);
+/// All but the passes and what is kept, which depend on the load.
+[[nodiscard]] SlotMemory slot_memory(const Block& block, const SlotSharding& sharding);
+/// Fills those in; the passes must outlive the result.
+[[nodiscard]] SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept);
 
 /// Bytes that do not move during a step: states, communicators, context. The allocator's reserve is added to the peak.
 [[nodiscard]] MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& parallelism);
