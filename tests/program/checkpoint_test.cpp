@@ -109,7 +109,8 @@ TEST(Checkpoint, differences_are_listed_by_tensor) {
 TEST(Checkpoint, an_index_alone_is_compared_by_name) {
   const Directory d;
   Json map = Json::object();
-  for (const auto& [name, entry] : full_header().first.items()) map[name] = "model-00001-of-00001.safetensors";
+  const Json header = full_header().first;
+  for (const auto& [name, entry] : header.items()) map[name] = "model-00001-of-00001.safetensors";
   map.erase("model.norm.weight");
   d.write("model.safetensors.index.json", Json{{"weight_map", map}}.dump());
   const auto report = check_checkpoint(d.path(), model());

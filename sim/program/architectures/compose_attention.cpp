@@ -62,8 +62,8 @@ ValueId block_indices(Builder& b, const ModelSpec& m, const GqaAttention& a, Val
 ValueId lightning_indices(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, ValueId q_latent, std::int64_t topk, std::int64_t pool) {
   const DsaIndexer& i = *a.indexer;
   const std::int64_t t = rows(b, x), seq = b.context().sequence_length, rotary = std::min(a.rope_dim, i.dim);
-  ValueId q = project(b, m, q_latent, "indexer.wq_b", i.heads * i.dim, WeightClass::other);
-  ValueId k = project(b, m, x, "indexer.wk", i.dim, WeightClass::other);
+  ValueId q = project(b, m, q_latent, "indexer.wq_b", i.heads * i.dim, WeightClass::other, WeightSplit::none, false, m.stored.attention);
+  ValueId k = project(b, m, x, "indexer.wk", i.dim, WeightClass::other, WeightSplit::none, false, m.stored.attention);
   const WeightId w = small(b, "indexer.k_norm.weight", {i.dim}, WeightSplit::none, m.stored.base), bias = small(b, "indexer.k_norm.bias", {i.dim}, WeightSplit::none, m.stored.base);
   k = b.call(op::LayerNorm{.tokens = t, .hidden = i.dim, .training = b.training(WeightClass::other)}, {k}, {w, bias}).front();
   q = rotate(b, a.rope, q, i.heads, i.dim, rotary, false);

@@ -22,9 +22,9 @@ std::int64_t columns(const Builder& b, ValueId x) {
 
 std::int64_t rows(const Builder& b, ValueId x) { return b.value(x).shape.elements() / columns(b, x); }
 
-ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias) {
+ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias, std::optional<DType> type) {
   const std::int64_t in = columns(b, x) * (split == WeightSplit::row ? b.context().tp : 1);
-  const WeightId w = b.weight(cls, name + ".weight", {out, in}, split, stored(m, cls));
+  const WeightId w = b.weight(cls, name + ".weight", {out, in}, split, type.value_or(stored(m, cls)));
   const WeightId c = bias ? b.weight(cls, name + ".bias", {out}, split == WeightSplit::column ? split : WeightSplit::none, m.stored.base) : -1;
   return b.linear(x, w, split == WeightSplit::column ? local(b, out) : out, cls, name, c);
 }

@@ -14,9 +14,9 @@ namespace moeplan::compose {
 [[nodiscard]] std::int64_t rows(const Builder& b, ValueId x);
 [[nodiscard]] std::int64_t columns(const Builder& b, ValueId x);
 
-/// y = x W^T with W `<name>.weight` [out, in] in the model's stored type.
+/// y = x W^T with W `<name>.weight` [out, in] in the stored type of its class, or in `type`.
 ValueId project(Builder& b, const ModelSpec& model, ValueId x, const std::string& name, std::int64_t out, WeightClass cls,
-                WeightSplit split = WeightSplit::none, bool bias = false);
+                WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {});
 /// The model's norm (RMSNorm or LayerNorm) under `name`.
 ValueId norm(Builder& b, const ModelSpec& model, ValueId x, const std::string& name);
 /// A small weight beside projections (A_log, convolution, sinks): class other, float32 in the checkpoint unless said otherwise.
