@@ -74,7 +74,9 @@ class Chain {
 /// Compiles the tasks of one program.
 class ProgramCompiler {
  public:
-  ProgramCompiler(Job& job, const Program& program, const Costs& costs, const Parallelism& parallelism) : job_(job), p_(program), costs_(costs), par_(parallelism) {}
+  /// `downstream`: bytes of the activations that the next stage takes, 0 if there is none.
+  ProgramCompiler(Job& job, const Program& program, const Costs& costs, const Parallelism& parallelism, Bytes downstream)
+      : job_(job), p_(program), costs_(costs), par_(parallelism), downstream_(downstream) {}
 
   JobProgram run() {
     for (const Block& b : p_.blocks)
@@ -83,7 +85,6 @@ class ProgramCompiler {
         passes_.push_back(static_cast<std::int32_t>(job_.passes.size() - 1));
       }
     for (const Slot& s : p_.slots) {
-      const std::pair key{s.block, s.sharding};
       auto known = std::find_if(sharded_.begin(), sharded_.end(), [&](const Sharded& k) { return k.block == s.block && k.sharding == s.sharding; });
       if (known == sharded_.end()) {
         const std::string& name = p_.blocks[index(s.block)].name;
@@ -130,11 +131,17 @@ class ProgramCompiler {
       if (task >= 0 && std::find(t.after.begin(), t.after.end(), task) == t.after.end()) t.after.push_back(task);
     };
     for (const std::int32_t a : x.after) wait(task_of_[index(a)]);
-    if (x.phase == Phase::gather) wait(last_main_);
+    const bool sends = t.kind == Task::Kind::send, runs = x.phase == Phase::forward || x.phase == Phase::backward;
+    const bool new_pass = runs && std::pair(x.phase, x.micro_batch) != pass_;
+    if (x.phase == Phase::gather) { wait(last_main_); wait(last_receive_); }
     if (x.phase == Phase::optimizer) { wait(last_main_); wait(last_data_); }
+    if (new_pass || sends) wait(last_reduce_);
     const auto task = static_cast<std::int32_t>(out_.tasks.size());
+    if (runs) pass_ = {x.phase, x.micro_batch};
     if (t.queue == Queue::main) last_main_ = task;
     if (t.queue == Queue::data) last_data_ = task;
+    if (x.phase == Phase::reduce) last_reduce_ = task;
+    if (t.kind == Task::Kind::receive) last_receive_ = task;
     out_.tasks.push_back(std::move(t));
     task_of_.push_back(task);
   }
@@ -149,7 +156,7 @@ class ProgramCompiler {
     t.downstream = has_downstream && seen == 0;
     if (!sending) return;
     BlockNode node;
-    node.call = CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = x.sent};
+    node.call = CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = t.downstream ? std::max(x.sent, downstream_) : x.sent};
     node.lane = Lane::data_communication;
     t.call = add_call(job_, std::get<CommCall>(node.call), to_picoseconds(costs_.price(node).median), costs_);
   }
@@ -179,12 +186,14 @@ class ProgramCompiler {
   const Program& p_;
   const Costs& costs_;
   const Parallelism& par_;
+  Bytes downstream_;
   std::vector<std::int32_t> passes_;                ///< forward and backward per block
   std::vector<Sharded> sharded_;
   std::vector<std::size_t> of_slot_;
   std::vector<std::int32_t> task_of_;               ///< per instance; -1: takes no time
   std::map<std::int32_t, int> sent_, received_;     ///< messages per micro-batch so far
-  std::int32_t last_main_ = -1, last_data_ = -1;
+  std::int32_t last_main_ = -1, last_data_ = -1, last_reduce_ = -1, last_receive_ = -1;
+  std::pair<Phase, std::int32_t> pass_{Phase::release, -1};   ///< of the last block listed
   JobProgram out_;
 };
 
@@ -315,7 +324,11 @@ Job make_job(std::span<const PlayedRank> ranks, const Parallelism& parallelism) 
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const PlayedRank& r = ranks[i];
     const auto [it, fresh] = compiled.try_emplace({r.program, r.costs}, static_cast<std::int32_t>(job.programs.size()));
-    if (fresh) job.programs.push_back(ProgramCompiler(job, *r.program, *r.costs, parallelism).run());
+    if (fresh) {
+      const std::int32_t next = at(r.rank + per_stage);
+      const Program* behind = next < 0 ? nullptr : ranks[index(next)].program;
+      job.programs.push_back(ProgramCompiler(job, *r.program, *r.costs, parallelism, behind ? behind->stream + behind->carried : Bytes{}).run());
+    }
     job.ranks.push_back({.rank = r.rank, .stage = r.program->stage, .stands_for = r.stands_for, .program = it->second,
                          .before = at(r.rank - per_stage), .behind = at(r.rank + per_stage), .slowdown = r.slowdown});
     for (const auto& [group, name] : EnumNames<Group>::names) {

@@ -31,8 +31,11 @@ struct PlayedRank {
 };
 
 /// Programs and costs are shared by address: ranks that point to the same two are compiled once.
-/// A gather starts no sooner than the last block listed before it has ended (that bounds how far FSDP runs ahead); the optimizer
-/// waits for every played rank, since the gradient norm is over all of them.
+///
+/// What waits for what, beyond the program's own edges, as FSDP2 does it (torch/distributed/fsdp/_fully_shard: root pre-forward
+/// and `finalize_backward`): a gather starts no sooner than the last block and the last message listed before it have ended, which
+/// bounds how far it runs ahead; when the pass of a micro-batch is over, the next one and the message to the neighbour wait for its
+/// gradient reductions. The optimizer waits for every played rank, since the gradient norm is over all of them.
 [[nodiscard]] Job make_job(std::span<const PlayedRank> ranks, const Parallelism& parallelism);
 
 /// One rank per pipeline stage, the first of each.
