@@ -212,7 +212,7 @@ void check(const Workload& w, const std::string& where) {
       throw InputError(place + ".rank", fmt::format("rank {} on a class that is {}", t->rank, name_of(t->training)), "leave it out, or train it by lora");
     if (t->shared_adapter && (t != &w.experts || t->training != Training::lora))
       throw InputError(place + ".shared_adapter", "only routed experts under LoRA can share an adapter", "leave it out");
-    if (t->training == Training::lora && (t == &w.norm || t == &w.embedding))
+    if (t->training == Training::lora && t == &w.norm)
       throw InputError(place, "LoRA needs a matrix product", "use full or frozen");
   }
   if (!trained) throw InputError(where, "every weight is frozen", "train at least one class");

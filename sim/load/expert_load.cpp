@@ -209,4 +209,18 @@ double drop_rate_poisson(double mean, double capacity_factor) {
   return sum / mean;
 }
 
+std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64_t experts, double capacity_factor) {
+  if (experts < 1 || !(capacity_factor > 0)) throw InputError("capacity_factor", fmt::format("{} over {} experts", capacity_factor, experts), "give a factor above 0");
+  const double mean = static_cast<double>(tokens) * static_cast<double>(top_k) / static_cast<double>(experts);
+  return static_cast<std::int64_t>(std::ceil(std::min(mean * capacity_factor, 9e15)));
+}
+
+double capped_rank_factor(const Shares& shares, std::int64_t ep, double capacity_factor, bool pad) {
+  if (pad) return capacity_factor;
+  Shares capped = shares;
+  const double most = capacity_factor / static_cast<double>(shares.size());
+  for (double& s : capped) s = std::min(s, most);
+  return rank_factor(capped, ep);
+}
+
 }  // namespace moeplan

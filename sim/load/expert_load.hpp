@@ -81,7 +81,7 @@ class LoadTable {
                                      std::int64_t draws = 16);
 
 /// Expected share of assignments dropped when each expert takes at most `capacity_factor` times the mean: mean of max(0, f - CF)
-/// over f = share x experts. No re-routing. Megatron's per-expert capacity is ceil(tokens k / E x CF).
+/// over f = share x experts. No re-routing. Under Megatron's convention the shares are those of one rank's own batch.
 [[nodiscard]] double drop_rate(const Shares& shares, double capacity_factor);
 
 /// Same in closed form: log-normal loads of sigma s: Phi(d) - CF Phi(d - s), d = (s^2/2 - ln CF) / s.
@@ -89,5 +89,12 @@ class LoadTable {
 
 /// Same for a balanced router, whose counts are Poisson of mean `tokens_per_expert`.
 [[nodiscard]] double drop_rate_poisson(double tokens_per_expert, double capacity_factor);
+
+/// Megatron's capacity of an expert, from the batch of one rank: ceil(tokens k / E x CF). It caps what each rank sends; an expert
+/// receives at most EP times that. Capacity >= tokens never drops. Source: Megatron-LM `get_capacity`.
+[[nodiscard]] std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64_t experts, double capacity_factor);
+
+/// Rows that a rank works on over the mean when its experts are cut at, or padded to, `capacity_factor` times the mean.
+[[nodiscard]] double capped_rank_factor(const Shares& shares, std::int64_t ep, double capacity_factor, bool pad);
 
 }  // namespace moeplan

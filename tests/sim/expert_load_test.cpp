@@ -183,6 +183,17 @@ TEST(DropRate, closed_forms_and_counts_agree_with_the_published_table) {
   EXPECT_NEAR(mean(3.0), 0.043, 0.003);
 }
 
+TEST(Capacity, megatrons_convention_by_hand) {
+  EXPECT_EQ(expert_capacity(4096, 8, 256, 1.0), 128);
+  EXPECT_EQ(expert_capacity(4096, 8, 256, 1.25), 160);
+  EXPECT_EQ(expert_capacity(100, 2, 64, 1.0), 4) << "3.125 rounded up";
+  EXPECT_THROW((void)expert_capacity(100, 2, 64, 0), InputError);
+  // Shares 0.5 0.3 0.1 0.1: at CF 1 each keeps a quarter at most; rank 0 of two keeps both its quarters.
+  EXPECT_DOUBLE_EQ(capped_rank_factor({0.5, 0.3, 0.1, 0.1}, 2, 1.0, false), 1.0);
+  EXPECT_DOUBLE_EQ(capped_rank_factor({0.5, 0.3, 0.1, 0.1}, 2, 2.0, false), 1.6);
+  EXPECT_DOUBLE_EQ(capped_rank_factor({0.5, 0.3, 0.1, 0.1}, 2, 1.5, true), 1.5);
+}
+
 TEST(Refusals, loads_that_do_not_fit_the_model) {
   const auto message = [](std::vector<std::vector<double>> c, std::int64_t experts) { return refusal([&] { (void)expert_shares(trace(std::move(c)), 2, experts); }); };
   EXPECT_NE(message({{1, 2, 3}}, 4).find("a trace of 3 experts for a model of 4"), std::string::npos);
