@@ -112,12 +112,20 @@ struct EnumNames<Activation> {
                                     std::pair{Activation::clamped_swiglu, std::string_view("clamped_swiglu")}};
 };
 
+/// Numbers of an activation, used by those that have them.
+struct ActivationNumbers {
+  double limit = 7, alpha = 1.702;          ///< clamped_swiglu: clamp and slope
+  double beta = 4, linear_beta = 25;       ///< situ: bounds of gate and up
+  bool operator==(const ActivationNumbers&) const = default;
+};
+
 /// Feed-forward of one width. `gated`: gate and up; otherwise up only.
 struct DenseFfn {
   static constexpr std::string_view kind = "dense";
   std::int64_t intermediate = 0;
   bool gated = true, bias = false;
   Activation activation = Activation::silu;
+  ActivationNumbers numbers{};
   bool operator==(const DenseFfn&) const = default;
 };
 
@@ -137,7 +145,9 @@ struct MoeFfn {
   std::int64_t latent = 0;                 ///< experts work at this width; 0: at hidden size
   bool latent_norm = false;
   bool gated = true, bias = false;
+  bool interleaved = false;                ///< gate and up columns alternate (gpt-oss)
   Activation activation = Activation::silu;
+  ActivationNumbers numbers{};
   RouterScore score = RouterScore::softmax;
   bool score_bias = false;                 ///< correction buffer, not trained by gradient
   bool router_bias = false;
@@ -222,6 +232,7 @@ struct ModelSpec {
   bool tied_head = false, head_bias = false;
   std::int64_t learned_positions = 0;      ///< GPT-3: rows of wpe
   NormKind norm = NormKind::rms;
+  double norm_epsilon = 1e-6;
   ResidualKind residual = ResidualKind::plain;
   std::int64_t streams = 1;                ///< hyper connections: m
   bool hyper_head_affine = true;           ///< the weighted sum of the streams before the head has base [m] and scale [1] (Hy4: no)

@@ -14,6 +14,9 @@ bool is_projection(WeightClass cls) {
   return cls == WeightClass::attention || cls == WeightClass::dense || cls == WeightClass::shared || cls == WeightClass::experts;
 }
 
+/// alpha / rank of a tuning's pairs.
+double scale_of(const Tuning& t) { return t.training == Training::lora && t.rank > 0 && t.alpha > 0 ? t.alpha / static_cast<double>(t.rank) : 1.0; }
+
 }  // namespace
 
 ValueId Builder::add_value(Value v) {
@@ -139,7 +142,8 @@ ValueId Builder::linear(ValueId x, WeightId w, std::int64_t out_local, WeightCla
   const Shape& xs = value(x).shape;
   const std::int64_t in = xs[xs.rank - 1], rows = xs.elements() / in, rank = lora_rank(cls);
   const Weight& base = graph_.weights[static_cast<std::size_t>(w)];
-  const op::Linear call_op{.tokens = rows, .in = in, .out = out_local, .bias = bias >= 0, .weight = base.dtype, .training = training(cls), .lora_rank = rank};
+  const op::Linear call_op{.tokens = rows, .in = in, .out = out_local, .bias = bias >= 0, .weight = base.dtype, .training = training(cls), .lora_rank = rank,
+                           .lora_scale = scale_of(context_.workload.tuning(cls))};
   std::vector<WeightId> weights{w};
   if (bias >= 0) weights.push_back(bias);
   if (rank > 0) {
@@ -180,6 +184,7 @@ ValueId Builder::grouped_linear(ValueId rows, WeightId w, std::int64_t experts_l
   call_op.training = training(WeightClass::experts);
   call_op.lora_rank = rank;
   call_op.shared_adapter = shared;
+  call_op.lora_scale = scale_of(context_.workload.experts);
   std::vector<WeightId> weights{w};
   if (bias >= 0) weights.push_back(bias);
   if (rank > 0) {

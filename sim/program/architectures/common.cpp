@@ -11,6 +11,18 @@ constexpr ConfigReader::Names expert_names{"num_experts", "n_routed_experts", "n
 constexpr ConfigReader::Names top_k_names{"num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "experts_per_token"};
 constexpr ConfigReader::Names shared_names{"n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"};
 
+ActivationNumbers numbers(const ConfigReader& text) {
+  ActivationNumbers n;
+  const bool oai = text.has("swiglu_alpha") || text.text_or({"model_type"}, "") == "gpt_oss";
+  n.limit = text.number_or({"swiglu_limit"}, n.limit);
+  n.alpha = text.number_or({"swiglu_alpha"}, oai ? n.alpha : 1.0);
+  n.beta = text.number_or({"activation_situ_beta"}, n.beta);
+  n.linear_beta = text.number_or({"activation_situ_linear_beta"}, n.linear_beta);
+  for (const auto& [value, field] : {std::pair{n.limit, "swiglu_limit"}, std::pair{n.beta, "activation_situ_beta"}, std::pair{n.linear_beta, "activation_situ_linear_beta"}})
+    if (text.has(field) && value < 0) text.refuse(field, fmt::format("{} is negative", value));
+  return n;
+}
+
 }  // namespace
 
 ModelSpec start(const ConfigReader& root, const ConfigReader& text, std::string family) {
@@ -22,6 +34,8 @@ ModelSpec start(const ConfigReader& root, const ConfigReader& text, std::string 
   m.vocabulary = text.integer({"vocab_size"}, 1, ImportLimits::vocabulary);
   m.max_positions = text.maybe_dim({"max_position_embeddings", "max_position_embedding", "max_seq_len", "n_positions"}, 1).value_or(0);
   m.tied_head = text.flag({"tie_word_embeddings"}, root.flag({"tie_word_embeddings"}, false));
+  m.norm_epsilon = text.number_or({"rms_norm_eps", "layer_norm_eps", "layernorm_epsilon", "layer_norm_epsilon", "norm_eps", "norm_epsilon"}, m.norm_epsilon);
+  if (!(m.norm_epsilon > 0 && m.norm_epsilon < 1)) text.refuse("rms_norm_eps", fmt::format("{} is not in (0, 1)", m.norm_epsilon));
   m.stored = stored_types(root, text, m.notes);
   return m;
 }
@@ -121,6 +135,7 @@ MoeFfn moe(const ConfigReader& text, std::int64_t hidden, std::int64_t layer) {
   if (f.top_k > f.experts) text.refuse(*top_k_names.begin(), fmt::format("{} experts per token, but there are only {}", f.top_k, f.experts));
   f.intermediate = required({"moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "ffn_hidden_size"}, 1, ImportLimits::dimension);
   f.activation = activation(text);
+  f.numbers = numbers(text);
   f.gated = f.activation != Activation::relu2;
   const std::string score = text.text_or({"scoring_func", "score_function", "moe_router_activation_func", "moe_router_activation"}, "softmax");
   if (score == "softmax") f.score = RouterScore::softmax;
@@ -145,6 +160,7 @@ DenseFfn dense(const ConfigReader& text, ConfigReader::Names width) {
   DenseFfn f;
   f.intermediate = text.dim(width);
   f.activation = activation(text);
+  f.numbers = numbers(text);
   f.gated = f.activation != Activation::relu2;
   f.bias = text.flag({"mlp_bias"}, false);
   return f;

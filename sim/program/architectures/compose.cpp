@@ -75,7 +75,8 @@ void compose_embedding(Builder& b, const ModelSpec& m, Stream& stream) {
   const WeightId w = b.weight(WeightClass::embedding, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::none, m.stored.base);
   std::vector<WeightId> weights{w};
   for (const WeightId a : b.adapters(w, m.embedding_name, m.vocabulary, m.hidden)) weights.push_back(a);
-  const op::Embedding call{.tokens = t, .vocabulary = m.vocabulary, .hidden = m.hidden, .training = b.training(WeightClass::embedding), .lora_rank = b.lora_rank(WeightClass::embedding)};
+  const op::Embedding call{.tokens = t, .vocabulary = m.vocabulary, .hidden = m.hidden, .training = b.training(WeightClass::embedding), .lora_rank = b.lora_rank(WeightClass::embedding),
+                           .lora_scale = lora_scale(b, WeightClass::embedding)};
   stream.x = b.call(call, std::array{stream.token_ids}, weights).front();
   if (m.learned_positions > 0) {
     const ValueId positions = b.input("positions", {t}, DType::i32, false);
@@ -143,7 +144,7 @@ void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t l
   for (const WeightId a : b.adapters(w, m.head_name, m.hidden, m.vocabulary)) weights.push_back(a);
   const std::int64_t t = rows(b, x), chunks = std::max<std::int64_t>(1, loss_chunks);
   op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = m.vocabulary, .token_chunk = std::max<std::int64_t>(1, (t + chunks - 1) / chunks),
-                        .bias = m.head_bias, .training = b.training(cls), .lora_rank = b.lora_rank(cls)};
+                        .bias = m.head_bias, .training = b.training(cls), .lora_rank = b.lora_rank(cls), .lora_scale = lora_scale(b, cls)};
   call.fused_gradient = call.training == Training::frozen;
   b.output(b.call(call, std::array{x, labels}, weights).front());
 }

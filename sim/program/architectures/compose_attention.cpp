@@ -158,7 +158,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     }
     // The absorbed form: queries go into the latent space, where one key serves all heads; outputs come back through the value rows.
     op::HeadLinear absorb{.tokens = t, .heads = heads, .in = a.kv_lora, .block = block, .begin = 0, .count = a.nope, .transposed = true,
-                          .weight = b.held(attention), .training = b.training(attention), .lora_rank = b.lora_rank(attention)};
+                          .weight = b.held(attention), .training = b.training(attention), .lora_rank = b.lora_rank(attention), .lora_scale = lora_scale(b, attention)};
     std::vector<WeightId> weights{kv_b};
     for (const WeightId w : b.adapters(kv_b, "kv_b_proj", a.kv_lora, heads * block)) weights.push_back(w);
     ValueId key = latent;

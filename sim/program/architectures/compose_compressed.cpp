@@ -16,7 +16,7 @@ ValueId compressed(Builder& b, const ModelSpec& m, ValueId x, const std::string&
   const op::Compress call{.tokens = rows(b, x), .sequence_length = b.context().sequence_length, .width = d, .ratio = ratio, .overlap = overlap, .training = b.training(WeightClass::other)};
   const ValueId y = b.call(call, {kv, gate}, {ape}).front();
   const WeightId w = b.weight(WeightClass::norm, name + ".norm.weight", {d}, WeightSplit::none, m.stored.base);
-  const ValueId normed = b.call(op::RmsNorm{.tokens = call.rows(), .hidden = d, .training = b.training(WeightClass::norm)}, {y}, {w}).front();
+  const ValueId normed = b.call(op::RmsNorm{.tokens = call.rows(), .hidden = d, .training = b.training(WeightClass::norm), .epsilon = m.norm_epsilon}, {y}, {w}).front();
   return call.rows() > 0 ? normed : -1;
 }
 
@@ -63,7 +63,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const CompressedAttention& a, ValueI
   std::vector<WeightId> weights{wo_a};
   for (const WeightId w : b.adapters(wo_a, "wo_a", in, groups * a.o_lora)) weights.push_back(w);
   y = b.call(op::HeadLinear{.tokens = t, .heads = groups, .in = in, .block = a.o_lora, .begin = 0, .count = a.o_lora, .weight = b.held(attention),
-                            .training = b.training(attention), .lora_rank = b.lora_rank(attention)},
+                            .training = b.training(attention), .lora_rank = b.lora_rank(attention), .lora_scale = lora_scale(b, attention)},
              std::array{y}, weights).front();
   return project(b, m, y, "wo_b", m.hidden, attention, WeightSplit::row);
 }

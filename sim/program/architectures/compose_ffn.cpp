@@ -5,18 +5,18 @@
 namespace moeplan::compose {
 namespace {
 
-op::Glu glu(Activation activation, std::int64_t tokens, std::int64_t intermediate, bool ragged) {
-  return {.tokens = tokens, .intermediate = intermediate, .activation = activation, .ragged = ragged};
-}
-
-ValueId activate(Builder& b, Activation activation, bool gated, ValueId x, bool ragged) {
+ValueId activate(Builder& b, Activation activation, const ActivationNumbers& n, bool gated, ValueId x, bool ragged, bool interleaved = false) {
   const std::int64_t width = columns(b, x);
-  if (gated) return b.call(glu(activation, rows(b, x), width / 2, ragged), {x}).front();
+  if (gated) {
+    op::Glu call{.tokens = rows(b, x), .intermediate = width / 2, .activation = activation, .interleaved = interleaved, .ragged = ragged};
+    call.beta = n.beta, call.linear_beta = n.linear_beta, call.alpha = n.alpha, call.limit = n.limit;
+    return b.call(call, {x}).front();
+  }
   return b.call(op::Activate{.tokens = rows(b, x), .width = width, .function = op::function_of(activation), .ragged = ragged}, {x}).front();
 }
 
 /// A feed-forward of one width; gate and up are one matrix here and two in the file (unless `fused`).
-ValueId feed_forward(Builder& b, const ModelSpec& m, ValueId x, std::int64_t intermediate, bool gated, bool bias, Activation activation, WeightClass cls, bool fused) {
+ValueId feed_forward(Builder& b, const ModelSpec& m, ValueId x, std::int64_t intermediate, bool gated, bool bias, Activation activation, const ActivationNumbers& numbers, WeightClass cls, bool fused) {
   const std::int64_t h = columns(b, x);
   const DType type = stored(m, cls);
   ValueId y = -1;
@@ -35,7 +35,7 @@ ValueId feed_forward(Builder& b, const ModelSpec& m, ValueId x, std::int64_t int
   } else {
     y = project(b, m, x, "up_proj", intermediate, cls, WeightSplit::column, bias);
   }
-  return project(b, m, activate(b, activation, gated, y, false), "down_proj", h, cls, WeightSplit::row, bias);
+  return project(b, m, activate(b, activation, numbers, gated, y, false), "down_proj", h, cls, WeightSplit::row, bias);
 }
 
 /// Where the file keeps gate, up and down of the routed experts.
@@ -100,7 +100,7 @@ Routing route(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream
 }  // namespace
 
 ValueId mix(Builder& b, const ModelSpec& m, const DenseFfn& f, ValueId x, Stream&) {
-  return feed_forward(b, m, x, f.intermediate, f.gated, f.bias, f.activation, WeightClass::dense, false);
+  return feed_forward(b, m, x, f.intermediate, f.gated, f.bias, f.activation, f.numbers, WeightClass::dense, false);
 }
 
 /// `x` is the tensor rank's share of the tokens: routing and exchange work on it, the shared expert gathers it itself.
@@ -118,7 +118,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream& 
   const WeightId w_up = b.weight(WeightClass::experts, "experts.gate_up_proj", {e, up, width}, WeightSplit::expert, up_sources(f, width, type));
   const WeightId b_up = f.bias ? b.weight(WeightClass::experts, "experts.gate_up_proj_bias", {e, up}, WeightSplit::expert, m.stored.base) : -1;
   y = b.grouped_linear(y, w_up, experts_local, (up + c.etp - 1) / c.etp, "experts.gate_up_proj", b_up);
-  y = activate(b, f.activation, f.gated, y, true);
+  y = activate(b, f.activation, f.numbers, f.gated, y, true, f.interleaved);
   const WeightId w_down = b.weight(WeightClass::experts, "experts.down_proj", {e, width, i}, WeightSplit::expert_row, std::vector<TensorSource>{down_source(f, width, type)});
   WeightId b_down = f.bias ? b.weight(WeightClass::experts, "experts.down_proj_bias", {e, width}, WeightSplit::expert, m.stored.base) : -1;
   if (c.etp > 1) b_down = -1;  // each expert-tensor rank holds a part of it and adds it after their sum
@@ -135,7 +135,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream& 
   if (f.shared_intermediate > 0) {
     const std::string outer = b.scope({});
     b.scope(outer + "shared_experts.");
-    ValueId s = feed_forward(b, m, b.enter_tensor_region(x), f.shared_intermediate, f.gated, false, f.activation, WeightClass::shared, f.shared_fused);
+    ValueId s = feed_forward(b, m, b.enter_tensor_region(x), f.shared_intermediate, f.gated, false, f.activation, f.numbers, WeightClass::shared, f.shared_fused);
     s = b.leave_tensor_region(s);
     b.scope(outer);
     if (f.shared_gate) {

@@ -15,10 +15,11 @@ ValueId convolve(Builder& b, ValueId x, const std::string& name, std::int64_t ch
   return b.call(call, {x}, {w, small(b, name + ".bias", {channels}, WeightSplit::column, type)}).front();
 }
 
-ValueId gated_norm(Builder& b, ValueId y, ValueId gate, const std::string& name, std::int64_t rows, std::int64_t width, std::int64_t full_width, op::GatedRmsNorm call, DType type) {
+ValueId gated_norm(Builder& b, const ModelSpec& m, ValueId y, ValueId gate, const std::string& name, std::int64_t rows, std::int64_t width, std::int64_t full_width, op::GatedRmsNorm call, DType type) {
   call.tokens = rows;
   call.hidden = width;
   call.training = b.training(WeightClass::norm);
+  call.epsilon = m.norm_epsilon;
   const WeightId w = b.weight(WeightClass::norm, name + ".weight", {full_width}, full_width == width ? WeightSplit::none : WeightSplit::column, type);
   return b.call(call, {y, gate}, {w}).front();
 }
@@ -46,7 +47,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const KdaAttention& a, ValueId x, St
   const ValueId gate = a.gate == OutputGate::projection
                            ? project(b, m, x, "g_proj", width, attention, WeightSplit::column)
                            : project(b, m, project(b, m, x, "g_a_proj", a.head_dim, attention), "g_b_proj", width, attention, WeightSplit::column);
-  y = gated_norm(b, y, gate, "o_norm", t * heads, a.head_dim, a.head_dim, {.gate = op::GateFunction::sigmoid}, DType::f32);
+  y = gated_norm(b, m, y, gate, "o_norm", t * heads, a.head_dim, a.head_dim, {.gate = op::GateFunction::sigmoid}, DType::f32);
   b.reshape(y, {t, heads * a.head_dim});
   return project(b, m, y, "o_proj", m.hidden, attention, WeightSplit::row);
 }
@@ -77,7 +78,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const GdnAttention& a, ValueId x, St
   const WeightId dt_bias = small(b, "dt_bias", {a.v_heads}, WeightSplit::column, m.stored.base), a_log = small(b, "A_log", {a.v_heads}, WeightSplit::column);
   const op::GatedDeltaNet call{.tokens = t, .sequence_length = b.context().sequence_length, .k_heads = nk, .v_heads = nv, .d_k = a.k_dim, .d_v = a.v_dim, .training = b.training(WeightClass::other)};
   ValueId y = b.call(call, {parts[0], parts[1], parts[2], decay, beta}, {a_log, dt_bias}).front();
-  y = gated_norm(b, y, z, "norm", t * nv, a.v_dim, a.v_dim, {.gate = op::GateFunction::silu}, DType::f32);
+  y = gated_norm(b, m, y, z, "norm", t * nv, a.v_dim, a.v_dim, {.gate = op::GateFunction::silu}, DType::f32);
   b.reshape(y, {t, nv * a.v_dim});
   return project(b, m, y, "out_proj", m.hidden, attention, WeightSplit::row);
 }
@@ -92,7 +93,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const Mamba2Mixer& a, ValueId x, Str
   const WeightId a_log = small(b, "A_log", {a.heads}, WeightSplit::column), dt_bias = small(b, "dt_bias", {a.heads}, WeightSplit::column), d = small(b, "D", {a.heads}, WeightSplit::column);
   const op::Mamba2 call{.tokens = t, .sequence_length = b.context().sequence_length, .heads = heads, .head_dim = a.head_dim, .groups = groups, .state = a.state, .training = b.training(WeightClass::other)};
   ValueId y = b.call(call, {in[0], in[1], in[2], parts[2]}, {a_log, dt_bias, d}).front();
-  y = gated_norm(b, y, parts[0], "norm", t, inner_local, inner, {.groups = groups, .gate = op::GateFunction::silu, .gate_first = true}, m.stored.base);
+  y = gated_norm(b, m, y, parts[0], "norm", t, inner_local, inner, {.groups = groups, .gate = op::GateFunction::silu, .gate_first = true}, m.stored.base);
   return project(b, m, y, "out_proj", m.hidden, attention, WeightSplit::row);
 }
 
@@ -117,7 +118,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const LightningAttention& a, ValueId
   qkv = b.call(op::Activate{.tokens = t, .width = 3 * width_local, .function = op::Function::silu}, {qkv}).front();
   const auto parts = b.call(op::Split{.tokens = t, .groups = heads, .first = a.head_dim, .second = a.head_dim, .third = a.head_dim}, {qkv});
   ValueId y = b.call(op::LightningAttention{.tokens = t, .sequence_length = b.context().sequence_length, .heads = heads, .head_dim = a.head_dim, .total_heads = a.heads}, {parts[0], parts[1], parts[2]}).front();
-  y = b.call(op::RmsNorm{.tokens = t, .hidden = width_local, .training = b.training(WeightClass::norm)}, {y}, {b.weight(WeightClass::norm, "norm.weight", {width}, WeightSplit::column, m.stored.base)}).front();
+  y = b.call(op::RmsNorm{.tokens = t, .hidden = width_local, .training = b.training(WeightClass::norm), .epsilon = m.norm_epsilon}, {y}, {b.weight(WeightClass::norm, "norm.weight", {width}, WeightSplit::column, m.stored.base)}).front();
   const ValueId gate = project(b, m, x, "output_gate", width, attention, WeightSplit::column);
   y = b.call(op::MulGate{.tokens = t, .width = width_local, .gate_width = width_local}, {y, gate}).front();
   return project(b, m, y, "out_proj", m.hidden, attention, WeightSplit::row);

@@ -15,6 +15,11 @@ DType stored(const ModelSpec& m, WeightClass cls) {
   }
 }
 
+double lora_scale(const Builder& b, WeightClass cls) {
+  const Tuning& t = b.context().workload.tuning(cls);
+  return t.training == Training::lora && t.rank > 0 && t.alpha > 0 ? t.alpha / static_cast<double>(t.rank) : 1.0;
+}
+
 std::int64_t columns(const Builder& b, ValueId x) {
   const Shape& s = b.value(x).shape;
   return s[s.rank - 1];
@@ -33,8 +38,8 @@ ValueId norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name)
   const std::int64_t h = columns(b, x);
   const Training training = b.training(WeightClass::norm);
   const WeightId w = b.weight(WeightClass::norm, name + ".weight", {h}, WeightSplit::none, m.stored.base);
-  if (m.norm == NormKind::rms) return b.call(op::RmsNorm{.tokens = rows(b, x), .hidden = h, .training = training}, {x}, {w}).front();
-  const op::LayerNorm layer_norm{.tokens = rows(b, x), .hidden = h, .bias = m.norm == NormKind::layer_norm_bias, .training = training};
+  if (m.norm == NormKind::rms) return b.call(op::RmsNorm{.tokens = rows(b, x), .hidden = h, .training = training, .epsilon = m.norm_epsilon}, {x}, {w}).front();
+  const op::LayerNorm layer_norm{.tokens = rows(b, x), .hidden = h, .bias = m.norm == NormKind::layer_norm_bias, .training = training, .epsilon = m.norm_epsilon};
   if (!layer_norm.bias) return b.call(layer_norm, {x}, {w}).front();
   return b.call(layer_norm, {x}, {w, b.weight(WeightClass::norm, name + ".bias", {h}, WeightSplit::none, m.stored.base)}).front();
 }
@@ -47,7 +52,7 @@ ValueId rms(Builder& b, const ModelSpec& m, ValueId x, const std::string& name) 
 
 ValueId head_norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t heads, std::int64_t dim, bool weight) {
   const std::int64_t t = b.value(x).shape.elements() / (heads * dim);
-  const op::RmsNorm norm{.tokens = t * heads, .hidden = dim, .has_weight = weight, .training = b.training(WeightClass::norm)};
+  const op::RmsNorm norm{.tokens = t * heads, .hidden = dim, .has_weight = weight, .training = b.training(WeightClass::norm), .epsilon = m.norm_epsilon};
   const ValueId y = weight ? b.call(norm, {x}, {b.weight(WeightClass::norm, name + ".weight", {dim}, WeightSplit::none, m.stored.base)}).front() : b.call(norm, {x}).front();
   b.reshape(y, {t, heads * dim});
   return y;

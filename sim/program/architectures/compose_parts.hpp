@@ -17,6 +17,8 @@ namespace moeplan::compose {
 /// y = x W^T with W `<name>.weight` [out, in] in the stored type of its class, or in `type`.
 ValueId project(Builder& b, const ModelSpec& model, ValueId x, const std::string& name, std::int64_t out, WeightClass cls,
                 WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {});
+/// alpha / rank of the class's LoRA pairs; 1 without.
+[[nodiscard]] double lora_scale(const Builder& b, WeightClass cls);
 /// The model's norm (RMSNorm or LayerNorm) under `name`.
 ValueId norm(Builder& b, const ModelSpec& model, ValueId x, const std::string& name);
 /// A small weight beside projections (A_log, convolution, sinks): class other, float32 in the checkpoint unless said otherwise.

@@ -16,7 +16,7 @@ ModelSpec gpt_oss(const ConfigReader& root) {
     if (words.empty() ? l % 2 == 0 : words[static_cast<std::size_t>(l)] == "sliding_attention") a.window = root.dim({"sliding_window"});
     MoeFfn f = moe(root, m.hidden, l);
     f.activation = Activation::clamped_swiglu;
-    f.bias = f.router_bias = true;
+    f.bias = f.router_bias = f.interleaved = true;
     f.layout = ExpertLayout::fused_transposed;
     m.layers.push_back(decoder_layer(a, f));
   }
