@@ -1,0 +1,149 @@
+#include "cli/forecast_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/table.hpp"
+#include "core/write.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+/// Category names as people read them: "dispatch buffers".
+std::string spaced(std::string_view name) {
+  std::string out(name);
+  std::replace(out.begin(), out.end(), '_', ' ');
+  return out;
+}
+
+constexpr std::array kClasses{std::pair{"attention", &Workload::attention}, std::pair{"dense", &Workload::dense},   std::pair{"shared", &Workload::shared},
+                              std::pair{"experts", &Workload::experts},     std::pair{"router", &Workload::router}, std::pair{"embedding", &Workload::embedding},
+                              std::pair{"head", &Workload::head},           std::pair{"norm", &Workload::norm},     std::pair{"other", &Workload::other}};
+
+}  // namespace
+
+Json plan_json(const RankedPlan& ranked) {
+  const Plan& plan = ranked.plan;
+  const Forecast& f = ranked.forecast;
+  Json memory = Json::object(), time = Json::object();
+  for (const auto& [category, name] : EnumNames<MemoryCategory>::names) memory[std::string(name)] = f.memory[category].value;
+  for (const auto& [category, name] : EnumNames<TimeCategory>::names) time[std::string(name)] = f.time[static_cast<std::size_t>(category)].value;
+  return Json{{"parallelism", to_json(plan.parallelism)},
+              {"micro_batch", plan.micro_batch},
+              {"micro_batches", plan.micro_batches},
+              {"global_batch", plan.micro_batch * plan.micro_batches * plan.parallelism.dp()},
+              {"stage_layers", plan.stage_layers},
+              {"recompute", std::string(name_of(plan.recompute))},
+              {"reshard_after_forward", plan.reshard_after_forward},
+              {"offload", plan.offload},
+              {"frozen_storage", std::string(name_of(plan.frozen_storage))},
+              {"loss_chunks", plan.loss_chunks},
+              {"prefetch", plan.prefetch},
+              {"step_seconds", f.step.value},
+              {"step_seconds_p95", f.step_p95.value},
+              {"tokens_per_second", f.tokens_per_second},
+              {"tokens_per_second_per_gpu", f.tokens_per_second_per_device},
+              {"tflops_per_gpu", f.flops_per_device.value / 1e12},
+              {"mfu", f.mfu},
+              {"peak_memory_bytes", f.memory.peak().value},
+              {"peak_memory_bytes_p95", f.memory_p95.peak().value},
+              {"host_memory_bytes", f.memory.host.value},
+              {"memory", std::move(memory)},
+              {"peak_at", f.memory.peak_at},
+              {"time", std::move(time)},
+              {"gpu_hours", f.device_hours ? Json(*f.device_hours) : Json(nullptr)},
+              {"cost_usd", f.cost_usd ? Json(*f.cost_usd) : Json(nullptr)},
+              {"basis", {{"measured", f.basis[0]}, {"interpolated", f.basis[1]}, {"roofline", f.basis[2]}}}};
+}
+
+Json problem_json(const Problem& problem) {
+  return Json{{"model", problem.model_name},
+              {"architecture", problem.model.architecture},
+              {"gpus", problem.cluster.devices()},
+              {"cluster", to_json(problem.cluster)},
+              {"workload", to_json(problem.workload)},
+              {"load", {{"name", problem.load.name}, {"seed", problem.load.seed}}},
+              {"runtime", to_json(problem.runtime)},
+              {"profile", {{"name", problem.profile.name}, {"source", problem.profile.source}}}};
+}
+
+std::string layout_text(const Parallelism& p) {
+  std::string out;
+  const auto add = [&](const char* name, int degree) {
+    if (degree > 1) out += fmt::format("{}{}{}", out.empty() ? "" : " ", name, degree);
+  };
+  add("pp", p.pp);
+  add("tp", p.tp);
+  add("cp", p.cp);
+  add("ep", p.ep);
+  add("etp", p.etp);
+  if (p.dp() > 1) out += fmt::format("{}dp{}", out.empty() ? "" : " ", p.dp_replicate > 1 ? fmt::format("{}x{}", p.dp_replicate, p.dp_shard) : std::to_string(p.dp_shard));
+  add("es", p.expert_shard);
+  return out.empty() ? "one device" : out;
+}
+
+std::string tuning_text(const Workload& workload) {
+  std::vector<std::string> full, lora;
+  std::int64_t rank = 0;
+  bool ranks_differ = false;
+  for (const auto& [name, member] : kClasses) {
+    const Tuning& t = workload.*member;
+    if (t.training == Training::full) full.emplace_back(name);
+    if (t.training != Training::lora) continue;
+    ranks_differ = ranks_differ || (rank && t.rank != rank);
+    rank = t.rank;
+    lora.emplace_back(name);
+  }
+  if (full.size() == kClasses.size()) return "every weight trained";
+  const auto joined = [](const std::vector<std::string>& names) {
+    std::string out;
+    for (const auto& n : names) out += (out.empty() ? "" : ", ") + n;
+    return out;
+  };
+  std::string out;
+  if (!lora.empty()) out = fmt::format("LoRA {} on {}", ranks_differ ? "of several ranks" : fmt::format("r{}", rank), joined(lora));
+  if (!full.empty()) out += (out.empty() ? "" : "; ") + std::string("full on ") + joined(full);
+  return out;
+}
+
+std::string problem_text(const Problem& problem) {
+  const Workload& w = problem.workload;
+  const ClusterSpec& c = problem.cluster;
+  std::string batch = w.global_batch ? fmt::format("{} sequences a step", grouped(*w.global_batch)) : "8 micro-batches a data rank";
+  std::string out = wrapped(fmt::format("{}: {}, {}, sequence {}, {}{}", printable(problem.model_name), tuning_text(w), name_of(w.optimizer), grouped(w.sequence_length), batch,
+                                        w.tokens ? fmt::format(", {} tokens in all", short_count(*w.tokens)) : ""), kWidth, 2) + "\n";
+  out += wrapped(fmt::format("on {} {} ({} x {}, {} each{}); experts loaded as {}, runtime {}, times from profile {}", grouped(c.devices()), printable(c.device.name), c.nodes,
+                             c.devices_per_node, human(c.device.memory), c.price ? fmt::format(", ${:.2f} an hour", c.price->value) : "", printable(problem.load.name),
+                             printable(problem.runtime.name), printable(problem.profile.name)), kWidth, 2) + "\n";
+  return out;
+}
+
+std::string breakdown_text(const Context& context, const Problem& problem, const Forecast& f) {
+  std::vector<std::pair<std::string, Bytes>> memory;
+  for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
+    if (f.memory[category].value > 0) memory.emplace_back(spaced(name), f.memory[category]);
+  std::stable_sort(memory.begin(), memory.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  const Bytes have = problem.cluster.device.memory;
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [name, bytes] : memory) rows.push_back({name, human(bytes), percent(bytes / have)});
+  rows.push_back({"peak", human(f.memory.peak()), percent(f.memory.peak() / have)});
+  rows.push_back({"peak, 95th percentile", human(f.memory_p95.peak()), percent(f.memory_p95.peak() / have)});
+  const std::string left = heading(context, "memory of the fullest GPU") + "\n" + table({{"at its peak"}, {"bytes", true}, {"of device", true}}, rows);
+
+  std::vector<std::pair<std::string, Seconds>> time;
+  for (const auto& [category, name] : EnumNames<TimeCategory>::names)
+    if (f.time[static_cast<std::size_t>(category)].value > 0) time.emplace_back(spaced(name), f.time[static_cast<std::size_t>(category)]);
+  std::stable_sort(time.begin(), time.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  rows.clear();
+  for (const auto& [name, seconds] : time) rows.push_back({name, duration(seconds), percent(seconds / f.step)});
+  rows.push_back({"step", duration(f.step), "100.0 %"});
+  rows.push_back({"step, 95th percentile", duration(f.step_p95), percent(f.step_p95 / f.step)});
+  const std::string right = heading(context, "time of a step") + "\n" + table({{"exposed"}, {"time", true}, {"of step", true}}, rows);
+  std::string out = beside(left, right);
+  if (!f.memory.peak_at.empty()) out += wrapped("Memory peaks in: " + printable(f.memory.peak_at) + fmt::format(" (stage {}).", f.worst_stage), kWidth, 2) + "\n";
+  out += fmt::format("Times rest on: {} measured, {} interpolated, {} roofline.\n", percent(f.basis[0]), percent(f.basis[1]), percent(f.basis[2]));
+  return out;
+}
+
+}  // namespace moeplan::cli

@@ -1,0 +1,145 @@
+/// moeplan plan MODEL --cluster C: the best plans, and why the others fell.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cli/forecast_text.hpp"
+#include "cli/problem_options.hpp"
+#include "cli/table.hpp"
+#include "core/error.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+constexpr int kInfeasible = 3;
+
+struct PlanOptions {
+  std::shared_ptr<ProblemOptions> problem;
+  std::string output;
+  int top = 5;
+};
+
+Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
+  Json out = Json::object();
+  if (answer.infeasible) {
+    const Infeasible& no = *answer.infeasible;
+    Json largest = Json::array();
+    for (const auto& each : no.largest) largest.push_back({{"name", each.name}, {"bytes", each.bytes.value}});
+    out["infeasible"] = {{"binding", no.binding}, {"need_bytes", no.need.value}, {"have_bytes", no.have.value}, {"largest", std::move(largest)}, {"nearest_fix", no.nearest_fix}};
+  }
+  out["problem"] = problem_json(problem);
+  out["searched"] = answer.searched;
+  out["feasible"] = answer.feasible;
+  out["seconds"] = seconds;
+  out["rejected"] = Json::object();
+  for (const auto& [rule, count] : answer.rejected) out["rejected"][rule] = count;
+  out["examples"] = Json::object();
+  for (const auto& [rule, reason] : answer.example) out["examples"][rule] = reason;
+  if (answer.infeasible) return out;
+  out["plans"] = Json::array();
+  for (const RankedPlan& each : answer.plans) out["plans"].push_back(plan_json(each));
+  out["pareto"] = answer.pareto;
+  return out;
+}
+
+std::string rejected_text(const Context& context, const Answer& answer) {
+  if (answer.rejected.empty()) return "";
+  std::vector<std::pair<std::string, std::int64_t>> rules(answer.rejected.begin(), answer.rejected.end());
+  std::stable_sort(rules.begin(), rules.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [rule, count] : rules) {
+    const auto example = answer.example.find(rule);
+    std::string name = rule;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    rows.push_back({name, grouped(count), example == answer.example.end() ? "" : printable(example->second)});
+  }
+  return heading(context, "why the others fell") + "\n" + table({{"rule"}, {"plans", true}, {"for example"}}, rows);
+}
+
+std::string found_text(const Context& context, const Problem& problem, const Answer& answer, const PlanOptions& options) {
+  std::vector<std::vector<std::string>> rows;
+  const bool priced = std::any_of(answer.plans.begin(), answer.plans.end(), [](const auto& p) { return p.forecast.cost_usd.has_value(); });
+  const bool hours = std::any_of(answer.plans.begin(), answer.plans.end(), [](const auto& p) { return p.forecast.device_hours.has_value(); });
+  const std::size_t shown_plans = std::min(answer.plans.size(), static_cast<std::size_t>(options.top));
+  const auto on_front = [&](std::size_t i) { return std::find(answer.pareto.begin(), answer.pareto.end(), i) != answer.pareto.end(); };
+  const auto add = [&](std::size_t i) {
+    const RankedPlan& r = answer.plans[i];
+    const Forecast& f = r.forecast;
+    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
+                                 std::string(name_of(r.plan.recompute)), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
+                                 fmt::format("{:.0f}", f.tokens_per_second_per_device), percent(f.mfu), human(f.memory_p95.peak())};
+    if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
+    else if (hours) row.push_back(f.device_hours ? grouped(static_cast<std::int64_t>(*f.device_hours + 0.5)) : "");
+    rows.push_back(std::move(row));
+  };
+  for (std::size_t i = 0; i < shown_plans; ++i) add(i);
+  // Of the Pareto front behind the best ones, the plan that needs least memory says how far one can go down.
+  if (!answer.pareto.empty() && answer.pareto.back() >= shown_plans) add(answer.pareto.back());
+  std::vector<Column> columns{{"#"}, {"layout"}, {"batch"}, {"recompute"}, {"frozen"}, {"step", true}, {"tok/s/GPU", true}, {"MFU", true}, {"peak", true}};
+  if (priced) columns.push_back({"cost", true});
+  else if (hours) columns.push_back({"GPU-hours", true});
+  std::string out = heading(context, "plans, fastest first") + "\n" + table(columns, rows);
+  out += wrapped("  batch: sequences a micro-batch x micro-batches a step; peak: memory of the fullest GPU, 95th percentile of the expert load; *: on the Pareto front of speed and memory, "
+                 "whose last plan closes the list.", kWidth, 2) + "\n";
+  const Forecast& best = answer.plans.front().forecast;
+  if (best.device_hours)
+    out += fmt::format("Plan 1: {} tokens take {} GPU-hours ({}){}.\n", short_count(*problem.workload.tokens), grouped(static_cast<std::int64_t>(*best.device_hours + 0.5)),
+                       duration({*best.device_hours * 3600 / static_cast<double>(problem.cluster.devices())}), best.cost_usd ? " and cost " + dollars(*best.cost_usd) : "");
+  return out + "\n" + breakdown_text(context, problem, best);
+}
+
+std::string infeasible_text(const Context& context, const Infeasible& no) {
+  std::string out = heading(context, "nothing fits") + "\n";
+  out += fmt::format("  {}: the closest plan needs {}, there are {}", no.binding, human(no.need), human(no.have));
+  if (no.have.value > 0) out += fmt::format(" ({:.2f} times as much)", no.need / no.have);
+  out += "\n  largest:";
+  for (std::size_t i = 0; i < no.largest.size(); ++i) out += fmt::format("{} {} {}", i ? "," : "", no.largest[i].name, human(no.largest[i].bytes));
+  return out + "\n  " + wrapped("what would do: " + printable(no.nearest_fix), kWidth - 2, 4) + "\n";
+}
+
+Output run(const Context& context, const PlanOptions& options) {
+  Output out;
+  const Problem problem = make_problem(context.configs, options.problem->request());
+  if (options.problem->offload == "auto") out.notes.emplace_back("--offload auto: this version keeps everything on the devices");
+  SearchOptions search;
+  search.pins = options.problem->pinned();
+  search.top = options.top;
+  search.threads = context.threads;
+  search.full_attention_flops = options.problem->flops == "full-attention";
+  search.progress = context.show_progress;
+  const auto start = std::chrono::steady_clock::now();
+  const Answer answer = plan(problem, search);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (!options.output.empty()) {
+    if (answer.plans.empty()) out.notes.push_back(options.output + " is not written: there is no plan");
+    else write_text_file(options.output, plan_file(problem, answer.plans.front()).dump(1) + "\n");
+  }
+  out.exit_code = answer.infeasible ? kInfeasible : 0;
+  if (context.json) {
+    out.text = answer_json(problem, answer, seconds).dump(2) + "\n";
+    return out;
+  }
+  out.text = problem_text(problem);
+  out.text += fmt::format("searched {} plans in {}: {} fit\n\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible));
+  if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible);
+  else out.text += found_text(context, problem, answer, options);
+  out.text += "\n" + rejected_text(context, answer);
+  for (const std::string& what : problem.model.uncovered) out.notes.push_back(problem.model_name + ": not run yet: " + what);
+  return out;
+}
+
+}  // namespace
+
+Command plan_command(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("plan", "the best plans for a model on a cluster, ranked, and why the others fell");
+  app->footer("Example: moeplan plan kimi-k3 --cluster 128xh200 --method lora --rank 64 -o plan.json");
+  const auto options = std::make_shared<PlanOptions>();
+  options->problem = add_problem_options(*app);
+  app->add_option("-o,--output", options->output, "write the best plan to this file");
+  app->add_option("--top", options->top, "plans to list (default 5)")->check(CLI::Range(1, 10000));
+  return {app, [options](const Context& context) { return run(context, *options); }};
+}
+
+}  // namespace moeplan::cli

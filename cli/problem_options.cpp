@@ -1,0 +1,88 @@
+#include "cli/problem_options.hpp"
+
+#include "core/error.hpp"
+#include "core/read.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+constexpr std::int64_t kMax = 1 << 24;
+
+/// The enum value of a flag's word; nothing if the flag was not given.
+template <NamedEnum E>
+std::optional<E> word(const char* flag, const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  std::string list;
+  for (const auto& [value, name] : EnumNames<E>::names) {
+    if (name == text) return value;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  throw InputError(flag, "unknown value " + shown(text), "known: " + list);
+}
+
+std::optional<std::string> given(const std::string& text) { return text.empty() ? std::nullopt : std::optional(text); }
+
+}  // namespace
+
+ProblemRequest ProblemOptions::request() const {
+  ProblemRequest out = named;
+  out.model = model;
+  out.cluster = given(cluster);
+  out.device = given(device);
+  out.profile = given(profile);
+  out.gpus = gpus;
+  out.method = word<Training>("--method", method);
+  out.optimizer = word<OptimizerKind>("--optimizer", optimizer);
+  out.frozen_storage = word<DType>("--frozen-storage", frozen_storage);
+  return out;
+}
+
+Pins ProblemOptions::pinned() const {
+  Pins out = pins;
+  out.recompute = word<Recompute>("--recompute", recompute);
+  return out;
+}
+
+std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
+  auto o = std::make_shared<ProblemOptions>();
+  app.add_option("MODEL", o->model, "config.json, a directory holding one, or a name from configs/models")->required();
+  const char* const inputs = "Inputs (names from configs/ or files)";
+  app.add_option("--cluster", o->cluster, "the machines, e.g. 128xh200")->group(inputs);
+  app.add_option("--device", o->device, "instead of a cluster, with --gpus: whole machines of this device")->group(inputs);
+  app.add_option("--gpus", o->gpus, "number of devices; with --cluster, its size")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))->group(inputs);
+  app.add_option("--workload", o->named.workload, "what is trained (default lora-sft)")->group(inputs);
+  app.add_option("--load", o->named.load, "how tokens fall on experts (default log-normal-v3)")->group(inputs);
+  app.add_option("--runtime", o->named.runtime, "who runs the plan (default moeplan)")->group(inputs);
+  app.add_option("--profile", o->profile, "measured times (default: this device's, else the H200's, scaled)")->group(inputs);
+  const char* const overrides = "What overrides the files";
+  const auto positive = [&](const char* name, std::optional<std::int64_t>& into, const char* doc) {
+    app.add_option(name, into, doc)->check(CLI::Range(std::int64_t{1}, kMax))->group(overrides);
+  };
+  positive("--seq", o->named.sequence_length, "tokens per sequence");
+  positive("--global-batch", o->named.global_batch, "sequences per step");
+  app.add_option("--tokens", o->named.tokens, "tokens to train on in all, e.g. 1e9")->check(CLI::PositiveNumber)->group(overrides);
+  app.add_option("--method", o->method, "lora or full")->group(overrides);
+  positive("--rank", o->named.rank, "LoRA rank; alpha becomes twice as much");
+  app.add_option("--targets", o->named.targets, "weight classes to train: attention,dense,shared,experts,router,embedding,head")->delimiter(',')->group(overrides);
+  app.add_option("--optimizer", o->optimizer, "adamw, adamw8bit or muon")->group(overrides);
+  app.add_option("--frozen-storage", o->frozen_storage, "frozen weights in memory: bf16, fp8, int8, int4, nf4, mxfp4 or nvfp4")->group(overrides);
+  app.add_option("--offload", o->offload, "none or auto")->check(CLI::IsMember({"none", "auto"}))->group(overrides);
+  app.add_option("--flops", o->flops, "convention of MFU: causal (half of attention) or full-attention")->check(CLI::IsMember({"causal", "full-attention"}))->group(overrides);
+  const char* const pins = "Pinned degrees (the others are searched)";
+  const auto degree = [&](const char* name, std::optional<int>& into, const char* doc) {
+    app.add_option(name, into, doc)->check(CLI::Range(1, 1 << 20))->group(pins);
+  };
+  degree("--pp", o->pins.pp, "pipeline stages");
+  degree("--tp", o->pins.tp, "tensor parallel");
+  degree("--cp", o->pins.cp, "context parallel");
+  degree("--ep", o->pins.ep, "expert parallel");
+  degree("--etp", o->pins.etp, "expert tensor parallel");
+  degree("--dp-replicate", o->pins.dp_replicate, "data-parallel replicas (HSDP)");
+  degree("--dp-shard", o->pins.dp_shard, "data-parallel ranks that share one copy (FSDP)");
+  degree("--expert-shard", o->pins.expert_shard, "expert-data ranks that share one copy of the experts");
+  app.add_option("--micro-batch", o->pins.micro_batch, "sequences per micro-batch and data rank")->check(CLI::Range(std::int64_t{1}, kMax))->group(pins);
+  app.add_option("--recompute", o->recompute, "none, selective or full")->group(pins);
+  return o;
+}
+
+}  // namespace moeplan::cli
