@@ -116,7 +116,7 @@ class ProgramCompiler {
     const Instance& x = p_.instances[i];
     Task t{.layer = x.slot >= 0 ? p_.slots[index(x.slot)].layer : -1, .micro_batch = x.micro_batch};
     switch (x.phase) {
-      case Phase::release: task_of_.push_back(-1); return;   // frees memory, takes no time
+      case Phase::release: out_.task_of.push_back(-1); return;   // frees memory, takes no time
       case Phase::forward: case Phase::backward: t.pass = passes_[2 * index(p_.slots[index(x.slot)].block) + (x.phase == Phase::backward)]; break;
       case Phase::gather: t.pass = sharded_[of_slot_[index(x.slot)]].gather; t.queue = Queue::data; break;
       case Phase::reduce: t.pass = sharded_[of_slot_[index(x.slot)]].reduce; t.queue = Queue::data; break;
@@ -124,13 +124,13 @@ class ProgramCompiler {
       case Phase::send_receive: message(t, x); break;
     }
     if (t.kind == Task::Kind::pass && t.pass < 0) {   // nothing to communicate: whoever waits for it waits for what it waited for
-      task_of_.push_back(-1);
+      out_.task_of.push_back(-1);
       return;
     }
     const auto wait = [&](std::int32_t task) {
       if (task >= 0 && std::find(t.after.begin(), t.after.end(), task) == t.after.end()) t.after.push_back(task);
     };
-    for (const std::int32_t a : x.after) wait(task_of_[index(a)]);
+    for (const std::int32_t a : x.after) wait(out_.task_of[index(a)]);
     const bool sends = t.kind == Task::Kind::send, runs = x.phase == Phase::forward || x.phase == Phase::backward;
     const bool new_pass = runs && std::pair(x.phase, x.micro_batch) != pass_;
     if (x.phase == Phase::gather) { wait(last_main_); wait(last_receive_); }
@@ -143,7 +143,7 @@ class ProgramCompiler {
     if (x.phase == Phase::reduce) last_reduce_ = task;
     if (t.kind == Task::Kind::receive) last_receive_ = task;
     out_.tasks.push_back(std::move(t));
-    task_of_.push_back(task);
+    out_.task_of.push_back(task);
   }
 
   /// Of a micro-batch the first message in is the activations unless this is the first stage, the first out unless it is the last.
@@ -190,7 +190,6 @@ class ProgramCompiler {
   std::vector<std::int32_t> passes_;                ///< forward and backward per block
   std::vector<Sharded> sharded_;
   std::vector<std::size_t> of_slot_;
-  std::vector<std::int32_t> task_of_;               ///< per instance; -1: takes no time
   std::map<std::int32_t, int> sent_, received_;     ///< messages per micro-batch so far
   std::int32_t last_main_ = -1, last_data_ = -1, last_reduce_ = -1, last_receive_ = -1;
   std::pair<Phase, std::int32_t> pass_{Phase::release, -1};   ///< of the last block listed

@@ -72,6 +72,7 @@ struct Task {
 
 struct JobProgram {
   std::vector<Task> tasks;
+  std::vector<std::int32_t> task_of = {};   ///< compiled programs: per instance its task; -1: takes no time
 };
 
 struct JobRank {

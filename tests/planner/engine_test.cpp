@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "planner/space.hpp"
 #include "sim/engine/costs.hpp"
 #include "sim/engine/engine.hpp"
+#include "sim/engine/memory_timeline.hpp"
 
 namespace moeplan {
 namespace {
@@ -31,6 +34,7 @@ Plan a_plan(const Problem& p, Parallelism parallelism, std::int64_t micro_batche
 }
 
 struct Simulated {
+  std::vector<Program> stages;
   Job job;
   Played played;
   [[nodiscard]] double seconds() const { return to_seconds(played.step).value; }
@@ -40,10 +44,10 @@ Simulated simulated(const Problem& p, const Plan& plan, bool every_rank = false,
   const Prices prices(p.cluster.device, p.profile, p.runtime);
   const Links links(p.cluster, p.runtime);
   const Costs costs = model_costs(prices, links, plan.parallelism);
-  std::vector<Program> stages;
-  for (int s = 0; s < plan.parallelism.pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));
-  const auto ranks = every_rank ? unfolded(stages, plan.parallelism, costs) : folded(stages, plan.parallelism, costs);
-  Simulated out{make_job(ranks, plan.parallelism), {}};
+  Simulated out;
+  for (int s = 0; s < plan.parallelism.pp; ++s) out.stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));
+  const auto ranks = every_rank ? unfolded(out.stages, plan.parallelism, costs) : folded(out.stages, plan.parallelism, costs);
+  out.job = make_job(ranks, plan.parallelism);
   out.played = play(out.job, {.cluster = cluster});
   return out;
 }
@@ -110,6 +114,42 @@ TEST(Contention, SharedLinksNeverMakeAStepShorter) {
   const double alone = simulated(p, plan).seconds(), shared = simulated(p, plan, false, &p.cluster).seconds();
   EXPECT_GE(shared, alone);
   EXPECT_LT(shared, 2 * alone);
+}
+
+// The timeline's peak is the one that walking the program's lifetimes finds, stage by stage.
+TEST(Memory, TheTimelinePeaksWhereTheWalkOverTheProgramDoes) {
+  const Problem p = problem("qwen3-30b-a3b", 32);
+  const Plan plan = a_plan(p, {.pp = 2, .ep = 8, .dp_replicate = 2, .dp_shard = 8, .expert_shard = 2});
+  const Simulated s = simulated(p, plan);
+  for (std::size_t stage = 0; stage < 2; ++stage) {
+    const MemoryTimeline t = memory_timeline(s.stages[stage], p, plan, s.job, s.played, static_cast<std::int32_t>(stage));
+    const MemoryBreakdown walk = memory(s.stages[stage], p, plan);
+    EXPECT_EQ(t.peak.at_peak, walk.at_peak);
+    EXPECT_GT(t.peak_at, 0);
+    EXPECT_LT(t.peak_at, s.played.step);
+    for (const MemoryBlock& b : t.blocks) EXPECT_LE(b.from, b.until);
+  }
+}
+
+TEST(Memory, TheSnapshotFreesWhatItAllocates) {
+  const Problem p = problem("qwen3-30b-a3b", 8);
+  const Plan plan = a_plan(p, {.pp = 1, .ep = 8, .dp_replicate = 1, .dp_shard = 8}, 1);
+  const Simulated s = simulated(p, plan);
+  const std::vector<MemoryTimeline> ranks{memory_timeline(s.stages[0], p, plan, s.job, s.played, 0)};
+  const Json snapshot = parse_json(memory_snapshot(ranks), "snapshot");
+  std::map<std::int64_t, std::int64_t> live;
+  for (const Json& e : snapshot.at("device_traces").at(0)) {
+    const auto at = e.at("addr").get<std::int64_t>();
+    if (e.at("action") == "alloc") {
+      EXPECT_FALSE(live.count(at));
+      live[at] = e.at("size").get<std::int64_t>();
+    } else {
+      ASSERT_TRUE(live.count(at));
+      EXPECT_EQ(live[at], e.at("size").get<std::int64_t>());
+      live.erase(at);
+    }
+  }
+  EXPECT_TRUE(live.empty());
 }
 
 }  // namespace
