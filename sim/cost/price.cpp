@@ -127,6 +127,15 @@ Prices::Answer Prices::look_up(const Table& table, const Shape& shape, const Sam
   std::array<float, kFields> held{};  // outside the table its edge answers
   const std::size_t dims = table.varying.size();
   for (std::size_t i = 0; i < dims; ++i) held[i] = std::clamp(shape.log[table.varying[i]], table.low[table.varying[i]], table.high[table.varying[i]]);
+  const auto foreign_to = [&](const Sample& s) {
+    int count = s.shape.wants == shape.wants ? 0 : 1;
+    if (s.shape.tag != shape.tag)
+      for (std::size_t i = 0; i < kFields; ++i) count += s.shape.tag[i] != shape.tag[i];
+    return count;
+  };
+  int common = 1 << 20;  // what every sample differs in says nothing about which is nearer
+  for (const Sample& s : table.samples)
+    if (common > 0 && &s != without) common = std::min(common, foreign_to(s));
   const float* position = table.position.data();
   for (const Sample& s : table.samples) {
     float square = 0;
@@ -135,12 +144,10 @@ Prices::Answer Prices::look_up(const Table& table, const Shape& shape, const Sam
       square += d * d;
     }
     position += dims;
-    int foreign = s.shape.wants == shape.wants ? 0 : 1;
-    if (s.shape.tag != shape.tag)
-      for (std::size_t i = 0; i < kFields; ++i) foreign += s.shape.tag[i] != shape.tag[i];
     if (&s == without) continue;
+    const int foreign = foreign_to(s);
     if (foreign == 0 && square == 0 && !without && s.shape.log == shape.log) return {s.utilisation, &s, false};
-    const double d2 = static_cast<double>(square) + kForeign * foreign;
+    const double d2 = static_cast<double>(square) + kForeign * (foreign - common);
     if (d2 >= near.back().d2) continue;
     std::size_t at = kNeighbours - 1;
     for (; at > 0 && near[at - 1].d2 > d2; --at) near[at] = near[at - 1];

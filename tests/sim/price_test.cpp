@@ -71,6 +71,14 @@ TEST(Prices, utilisation_is_held_outside_the_table_and_lies_between_inside) {
   EXPECT_LT(between, std::max(low, high));
 }
 
+TEST(Prices, a_stored_type_without_samples_takes_the_utilisation_of_its_shape) {
+  const Prices prices(toy(), toy_profile({{"linear tokens=100 in=64 out=64 forward", {1000}, 0, 1}, {"linear tokens=200 in=64 out=64 forward", {4000}, 0, 1}}), {});
+  const OpCall fp8 = call("linear tokens=100 in=64 out=64 weight=fp8 forward");
+  const Estimate e = prices.price(fp8);
+  EXPECT_NEAR(prices.limit(fp8).value / e.median.value, 0.8192, 1e-4);
+  EXPECT_EQ(e.basis, Basis::interpolated);
+}
+
 TEST(Prices, the_launch_is_added_once_and_views_and_idle_calls_are_free) {
   Runtime runtime;
   runtime.launch_overhead = {3};
