@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "planner/load_factors.hpp"
 #include "sim/cost/block_time.hpp"
@@ -57,6 +59,25 @@ LaneResult run_lanes(const std::vector<double>& compute, const std::vector<doubl
 
 }  // namespace
 
+namespace {
+
+/// What decides how weights look on a rank before data sharding.
+using WeightKey = std::tuple<int, int, int, DType>;
+WeightKey weight_key(const Plan& p) { return {p.parallelism.tp, p.parallelism.ep, p.parallelism.etp, p.frozen_storage}; }
+
+/// What decides how they are sharded and reduced over data ranks.
+using ShardKey = std::tuple<int, int, bool, bool, bool>;
+ShardKey shard_key(const Parallelism& p) { return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1}; }
+
+/// States and sharding of every kind under one ShardKey.
+struct Sharded {
+  std::vector<StateBytes> state;
+  std::vector<SlotSharding> sharding;
+  StateBytes idle;
+};
+
+}  // namespace
+
 struct Evaluator::Shared {
   const Problem& problem;
   bool full_attention;
@@ -64,29 +85,44 @@ struct Evaluator::Shared {
   Prices prices;
   Links links;
   LoadFactors load;
+  std::vector<std::size_t> kind_of;      ///< per slot of the model (embedding, layers, head): which kind it is
+  std::vector<std::int32_t> example;     ///< per kind: a layer of it
+  std::map<WeightKey, std::vector<Block>> weights;   ///< per kind
 };
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention)
-    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime), Links(problem.cluster, problem.runtime), LoadFactors(problem)}) {}
+    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
+                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}}) {
+  Shared& s = *shared_;
+  std::map<std::string, std::size_t> known;
+  bool before = false;
+  const std::size_t layers = s.outline.kinds.size();
+  for (std::size_t i = 0; i < layers + 2; ++i) {
+    const std::string name = (i == 0 ? "embedding" : i == layers + 1 ? "head" : s.outline.kinds[i - 1]) + (before ? "" : " (first trained)");
+    const auto [it, fresh] = known.try_emplace(name, s.example.size());
+    if (fresh) s.example.push_back(static_cast<std::int32_t>(i) - 1);
+    s.kind_of.push_back(it->second);
+    before = before || s.outline.trained[i];
+  }
+}
 Evaluator::~Evaluator() = default;
+
+void Evaluator::prepare(const Plan& plan) {
+  std::vector<Block>& blocks = shared_->weights[weight_key(plan)];
+  if (!blocks.empty()) return;
+  for (const std::int32_t layer : shared_->example) blocks.push_back(slot_weights(shared_->problem, plan, layer));
+}
 
 struct Evaluator::Group::State {
   const Shared& shared;
   Plan plan;
-  FactorBand load;                                            ///< over the whole model
-  std::map<std::string, std::unique_ptr<Kind>> kinds;         ///< lowered and priced
-  std::map<std::string, std::unique_ptr<Block>> weight_only;  ///< for the states alone
-  std::vector<std::string> keys;                              ///< per slot of the model: embedding, layers, head
+  FactorBand load;                              ///< over the whole model
+  const std::vector<Block>& weights;            ///< per kind
+  std::vector<std::unique_ptr<Kind>> kinds;     ///< lowered and priced on first use
+  std::map<ShardKey, Sharded> sharded_;
 
-  State(const Shared& s, const Plan& p) : shared(s), plan(p), load(s.load.stage(p.parallelism.ep, 0, static_cast<std::int64_t>(s.outline.kinds.size()))) {
-    bool before = false;
-    const auto layers = s.outline.kinds.size();
-    for (std::size_t i = 0; i < layers + 2; ++i) {
-      const std::string name = i == 0 ? "embedding" : i == layers + 1 ? "head" : s.outline.kinds[i - 1];
-      keys.push_back(name + (before ? "" : " (first trained)"));
-      before = before || s.outline.trained[i];
-    }
-  }
+  State(const Shared& s, const Plan& p)
+      : shared(s), plan(p), load(s.load.stage(p.parallelism.ep, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
 
   Estimate price(const BlockNode& node, double skew) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
@@ -94,12 +130,11 @@ struct Evaluator::Group::State {
     return shared.links.host_wait(group_shape(moeplan::Group::expert, plan.parallelism));
   }
 
-  const Kind& kind(std::size_t slot) {
-    std::unique_ptr<Kind>& k = kinds[keys[slot]];
+  const Kind& kind(std::size_t id) {
+    std::unique_ptr<Kind>& k = kinds[id];
     if (k) return *k;
     k = std::make_unique<Kind>();
-    const auto layer = static_cast<std::int32_t>(slot) - 1;
-    const auto lowered = [&](double scale) { return lower_slot(shared.problem, plan, shared.outline, layer, scale); };
+    const auto lowered = [&](double scale) { return lower_slot(shared.problem, plan, shared.outline, shared.example[id], scale); };
     const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
     k->block = lowered(load.p50.step);
     k->time50 = timed(k->block, load.p50.step);
@@ -127,14 +162,7 @@ struct Evaluator::Group::State {
     return *k;
   }
 
-  const Block& weights(std::size_t slot) {
-    if (const auto it = kinds.find(keys[slot]); it != kinds.end() && it->second) return it->second->block;
-    std::unique_ptr<Block>& b = weight_only[keys[slot]];
-    if (!b) b = std::make_unique<Block>(lower_slot(shared.problem, plan, shared.outline, static_cast<std::int32_t>(slot) - 1, 1.0));
-    return *b;
-  }
-
-  [[nodiscard]] std::size_t outline_layers() const { return shared.outline.kinds.size(); }
+  [[nodiscard]] std::size_t layers() const { return shared.outline.kinds.size(); }
 
   /// [first, end) of the model's slots that a stage holds.
   std::pair<std::size_t, std::size_t> slots_of(const Plan& p, int stage) const {
@@ -146,12 +174,24 @@ struct Evaluator::Group::State {
     return {first, end};
   }
 
-  /// States of each distinct slot kind under this plan's sharding.
-  std::map<std::string, StateBytes> states(const Plan& p) {
-    std::map<std::string, StateBytes> out;
-    for (std::size_t s = 0; s < keys.size(); ++s)
-      if (!out.count(keys[s])) out[keys[s]] = state_bytes(weights(s), shared.problem, p);
-    return out;
+  const Sharded& sharded(const Plan& p) {
+    const auto [it, fresh] = sharded_.try_emplace(shard_key(p.parallelism));
+    if (fresh) {
+      for (const Block& b : weights) {
+        it->second.state.push_back(state_bytes(b, shared.problem, p));
+        it->second.sharding.push_back(slot_sharding(b, shared.problem, p));
+      }
+      it->second.idle = idle_state(shared.problem, p);
+    }
+    return it->second;
+  }
+
+  StateBytes stage_state(const Plan& p, int stage) {
+    const Sharded& s = sharded(p);
+    StateBytes sum = stage == 0 ? s.idle : StateBytes{};
+    const auto [first, end] = slots_of(p, stage);
+    for (std::size_t i = first; i < end; ++i) sum += s.state[shared.kind_of[i]];
+    return sum;
   }
 };
 
@@ -160,13 +200,9 @@ Evaluator::Group::~Group() = default;
 
 MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
   State& s = *state_;
-  const auto states = s.states(plan);
   MemoryBreakdown worst;
   for (int stage = 0; stage < plan.parallelism.pp; ++stage) {
-    StateBytes sum = stage == 0 ? idle_state(s.shared.problem, plan) : StateBytes{};
-    const auto [first, end] = s.slots_of(plan, stage);
-    for (std::size_t i = first; i < end; ++i) sum += states.at(s.keys[i]);
-    MemoryBreakdown m = standing_memory(sum, s.shared.problem.runtime, plan.parallelism);
+    MemoryBreakdown m = standing_memory(s.stage_state(plan, stage), s.shared.problem.runtime, plan.parallelism);
     add_allocator_reserve(m, s.shared.problem.runtime);
     if (m.peak() > worst.peak()) worst = m;
   }
@@ -179,14 +215,12 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   const Problem& problem = s.shared.problem;
   const Parallelism& par = plan.parallelism;
   Forecast out;
+  const Sharded& sharded = s.sharded(plan);
   struct PerKind {
     const Kind* kind;
-    SlotSharding sharding;
-    StateBytes state;
     SlotMemory slot;
     double gather, reduce;
   };
-  std::map<std::string, PerKind> per_kind;
   const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
     const GroupShape where = group_shape(g, par);
     if (where.size <= 1 || payload.value == 0) return 0.0;
@@ -194,18 +228,17 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     return e.median.value;
   };
   const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
-  for (std::size_t i = 0; i < s.keys.size(); ++i) {
-    if (per_kind.count(s.keys[i])) continue;
-    const Kind& k = s.kind(i);
-    PerKind v{&k, slot_sharding(k.block, problem, plan), state_bytes(k.block, problem, plan), {}, 0, 0};
-    v.slot = slot_memory(k.block, v.sharding);
-    v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, v.sharding.dense_gather) +
-               collective(Collective::all_gather, moeplan::Group::expert_data_shard, v.sharding.expert_gather);
-    v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, v.sharding.dense_reduce) +
-               collective(Collective::all_reduce, moeplan::Group::data_replicate, share(v.sharding.dense_reduce, par.dp_shard * par.cp)) +
-               collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, v.sharding.expert_reduce) +
-               collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(v.sharding.expert_reduce, par.expert_shard));
-    per_kind.emplace(s.keys[i], v);
+  std::vector<PerKind> per_kind;
+  for (std::size_t i = 0; i < s.kinds.size(); ++i) {
+    const SlotSharding& cut = sharded.sharding[i];
+    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), 0, 0};
+    v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
+               collective(Collective::all_gather, moeplan::Group::expert_data_shard, cut.expert_gather);
+    v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
+               collective(Collective::all_reduce, moeplan::Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
+               collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, cut.expert_reduce) +
+               collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
+    per_kind.push_back(v);
   }
 
   std::vector<double> f50, b50, f95, b95, optimizer;
@@ -216,18 +249,17 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   std::array<double, 3> basis{};
   for (int stage = 0; stage < par.pp; ++stage) {
     const auto [first, end] = s.slots_of(plan, stage);
-    StageMemory m50{.slots = {}, .state = stage == 0 ? idle_state(problem, plan) : StateBytes{}, .in_flight = in_flight(plan, stage), .micro_batches = plan.micro_batches,
+    StageMemory m50{.slots = {}, .state = s.stage_state(plan, stage), .in_flight = in_flight(plan, stage), .micro_batches = plan.micro_batches,
                     .prefetch = plan.prefetch, .reshard = plan.reshard_after_forward, .last_stage = stage + 1 == par.pp};
     StageMemory m95 = m50;
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
     StageTime t;
-    const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.outline_layers()));
+    const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
     const FactorBand load = s.shared.load.stage(par.ep, first_layer, last_layer);
     for (std::size_t i = first; i < end; ++i) {
-      const PerKind& k = per_kind.at(s.keys[i]);
+      const PerKind& k = per_kind[s.shared.kind_of[i]];
       m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved)));
       m95.slots.push_back(with_passes(k.slot, k.kind->forward95, k.kind->backward95, kept_at(*k.kind, load.p95.saved)));
-      m50.state += k.state;
       fc50.push_back(k.kind->time50.forward.total.value);
       bc50.push_back(k.kind->time50.backward.total.value);
       fc95.push_back(k.kind->time95.forward.total.value);
@@ -252,7 +284,6 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
         exchange_bytes = std::max(exchange_bytes, crossing);
       }
     }
-    m95.state = m50.state;
     const MemoryBreakdown p50 = stage_memory(m50, problem.runtime, par), p95 = stage_memory(m95, problem.runtime, par);
     if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
     if (stage == 0 || p95.peak() > out.memory_p95.peak()) { out.memory_p95 = p95; out.worst_stage = stage; }
@@ -311,7 +342,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
 }
 
 Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops) {
-  const Evaluator shared(problem, full_attention_flops);
+  Evaluator shared(problem, full_attention_flops);
+  shared.prepare(plan);
   Evaluator::Group group(shared, plan);
   return group.forecast(plan);
 }

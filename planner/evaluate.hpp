@@ -19,6 +19,9 @@ class Evaluator {
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;
 
+  /// Lowers the weights of every kind under this plan's expert degrees and storage; every group's plan must have been prepared.
+  void prepare(const Plan& plan);
+
   /// Prices plans that share micro-batch, expert degrees, recompute and storage.
   class Group {
    public:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "planner/certificate.hpp"
@@ -50,11 +51,14 @@ GroupResult evaluate(const Evaluator& shared, const CandidateGroup& group, const
   return out;
 }
 
-/// Higher throughput first; of equal ones less memory, then the simpler layout (fewer stages, fewer expert ranks).
+/// Throughputs within half a per cent are one to a model that is off by more than that.
+constexpr double kResolution = 0.005;
+
+/// Higher throughput first; of those the model cannot tell apart less memory, then the simpler layout.
 bool better(const RankedPlan& a, const RankedPlan& b) {
   const auto key = [](const RankedPlan& r) {
     const Parallelism& p = r.plan.parallelism;
-    return std::tuple(-r.forecast.tokens_per_second, r.forecast.memory_p95.peak().value, p.pp, p.tp, p.ep, p.dp_shard, p.expert_shard, r.plan.micro_batch, static_cast<int>(r.plan.recompute), r.plan.reshard_after_forward);
+    return std::tuple(-std::floor(std::log(r.forecast.tokens_per_second) / kResolution), r.forecast.memory_p95.peak().value, p.pp, p.tp, p.ep, p.dp_shard, p.expert_shard, r.plan.micro_batch, static_cast<int>(r.plan.recompute), r.plan.reshard_after_forward, -r.forecast.tokens_per_second);
   };
   return key(a) < key(b);
 }
@@ -63,7 +67,8 @@ bool better(const RankedPlan& a, const RankedPlan& b) {
 
 Answer plan(const Problem& problem, const SearchOptions& options) {
   const std::vector<CandidateGroup> groups = candidates(problem, options);
-  const Evaluator shared(problem, options.full_attention_flops);
+  Evaluator shared(problem, options.full_attention_flops);
+  for (const CandidateGroup& group : groups) shared.prepare(group.plans.front());
   std::vector<GroupResult> results(groups.size());
   std::atomic<std::size_t> done{0};
   tbb::task_arena arena(options.threads > 0 ? options.threads : tbb::task_arena::automatic);

@@ -80,6 +80,8 @@ std::vector<DType> storages(const Problem& problem) {
   return out;
 }
 
+std::int64_t default_global_batch(const Problem& problem) { return 8 * problem.cluster.devices(); }
+
 std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
   const Pins& pins = options.pins;
   const std::vector<Parallelism> all = layouts(problem, pins);
@@ -106,7 +108,7 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
             plan.parallelism = p;
             plan.micro_batch = micro_batch;
             const std::int64_t per_step = micro_batch * p.dp();
-            const std::int64_t batch = problem.workload.global_batch.value_or(8 * per_step);
+            const std::int64_t batch = problem.workload.global_batch.value_or(default_global_batch(problem));
             plan.micro_batches = std::max<std::int64_t>(1, batch / per_step);
             plan.stage_layers = even_stages(layers, p.pp);
             plan.recompute = recompute;

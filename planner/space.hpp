@@ -14,6 +14,10 @@ struct CandidateGroup {
 /// Throws InputError if the pinned degrees leave none (what they multiply to, and how many devices there are).
 [[nodiscard]] std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options);
 
+/// Where the workload names no global batch: one sequence per device, eight times. The same for every candidate, so that their
+/// steps do the same work.
+[[nodiscard]] std::int64_t default_global_batch(const Problem& problem);
+
 /// `layers` over `stages`: equal parts, the remainder to the stages that hold neither embedding nor head.
 [[nodiscard]] std::vector<std::int64_t> even_stages(std::int64_t layers, int stages);
 

@@ -24,14 +24,27 @@ Bytes sum(const Categories& c) {
   return s;
 }
 
-/// Keeps the larger of two moments; of equal ones the first.
-void consider(MemoryBreakdown& best, const Categories& now, const std::string& at) {
-  if (!best.peak_at.empty() && sum(now) <= best.peak()) return;
-  best.at_peak = now;
-  best.peak_at = at;
-}
+/// The largest moment seen; of equal ones the first.
+struct Peak {
+  Categories at{};
+  std::int64_t bytes = -1;
+  const char* pass = "";
+  std::size_t slot = 0;
+  const PassMemory* memory = nullptr;
 
-std::string moment(const char* pass, std::size_t slot, const PassMemory& m) { return fmt::format("{} of slot {}: {}", pass, slot, m.peak_at); }
+  void consider(const Categories& now, const char* which, std::size_t where, const PassMemory& m) {
+    const std::int64_t total = sum(now).value;
+    if (total <= bytes) return;
+    *this = {now, total, which, where, &m};
+  }
+  [[nodiscard]] MemoryBreakdown breakdown(const Runtime& runtime) const {
+    MemoryBreakdown out;
+    out.at_peak = at;
+    if (memory) out.peak_at = fmt::format("{} of slot {}: {}", pass, slot, memory->peak_at);
+    add_allocator_reserve(out, runtime);
+    return out;
+  }
+};
 
 }  // namespace
 
@@ -72,7 +85,7 @@ void add_allocator_reserve(MemoryBreakdown& m, const Runtime& runtime) {
 }
 
 MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, const Parallelism& parallelism) {
-  MemoryBreakdown best;
+  Peak best;
   Categories base = standing_memory(stage.state, runtime, parallelism).at_peak;
   Categories all_kept{};
   for (const SlotMemory& s : stage.slots) add(all_kept, s.kept);
@@ -98,7 +111,7 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
     add(now, before);
     add(now, slot.forward->at_peak);
     add(now, MemoryCategory::gathered_weights, present(s, 1) + (stage.reshard ? Bytes{} : left));
-    consider(best, now, moment("forward", static_cast<std::size_t>(s), *slot.forward));
+    best.consider(now, "forward", static_cast<std::size_t>(s), *slot.forward);
     add(before, slot.kept);
     left += slot.gathered;
   }
@@ -114,12 +127,11 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
     add(now, MemoryCategory::gathered_weights, stage.reshard ? present(s, -1) : remaining);
     add(now, MemoryCategory::gradients, unreduced);
     if (s + 1 < n || !stage.last_stage) add(now, MemoryCategory::activations, slot.carried_gradients);
-    consider(best, now, moment("backward", static_cast<std::size_t>(s), *slot.backward));
+    best.consider(now, "backward", static_cast<std::size_t>(s), *slot.backward);
     unreduced = slot.unreduced;
     remaining -= slot.gathered;
   }
-  add_allocator_reserve(best, runtime);
-  return best;
+  return best.breakdown(runtime);
 }
 
 MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
@@ -132,7 +144,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
     slots.push_back(with_passes(slot_memory(program.blocks[index(s.block)], s.sharding), m.forward, m.backward, m.kept));
     state += s.state;
   }
-  MemoryBreakdown best;
+  Peak best;
   Categories now = standing_memory(state, problem.runtime, plan.parallelism).at_peak;
   std::map<std::int32_t, bool> carried;
   const bool last_stage = program.stage + 1 == plan.parallelism.pp;
@@ -148,7 +160,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
         if (!carried[i.micro_batch]) { carried[i.micro_batch] = true; add(now, MemoryCategory::activations, program.carried); }
         Categories peak = now;
         add(peak, slot.forward->at_peak);
-        consider(best, peak, moment("forward", s, *slot.forward));
+        best.consider(peak, "forward", s, *slot.forward);
         add(now, slot.kept);
         unreduced = {};
         break;
@@ -159,7 +171,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
         add(peak, slot.backward->at_peak);
         add(peak, MemoryCategory::gradients, unreduced);
         if (s + 1 < slots.size() || !last_stage) add(peak, MemoryCategory::activations, slot.carried_gradients);
-        consider(best, peak, moment("backward", s, *slot.backward));
+        best.consider(peak, "backward", s, *slot.backward);
         unreduced = slot.unreduced;
         bool first = true;
         for (std::size_t b = 0; b < s; ++b) first = first && !slots[b].has_backward;
@@ -169,8 +181,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
       default: break;
     }
   }
-  add_allocator_reserve(best, problem.runtime);
-  return best;
+  return best.breakdown(problem.runtime);
 }
 
 }  // namespace moeplan

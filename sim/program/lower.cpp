@@ -162,6 +162,14 @@ Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& o
   return differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before);
 }
 
+Block slot_weights(const Problem& problem, const Plan& plan, std::int32_t layer) {
+  Plan smallest = plan;
+  smallest.micro_batch = 1;
+  Block out;
+  out.weights = compose_slot(problem, smallest, layer, 1.0).weights;
+  return out;
+}
+
 StateBytes idle_state(const Problem& problem, const Plan& plan) {
   Builder b("idle", block_context(problem, plan));
   compose_idle(b, problem.model);

@@ -78,6 +78,9 @@ struct ModelOutline {
 /// Lowers one slot of the model: -1 embedding, 0 .. layers-1, layers = head.
 [[nodiscard]] Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale);
 
+/// The weights of a slot alone, without its passes: what the states depend on.
+[[nodiscard]] Block slot_weights(const Problem& problem, const Plan& plan, std::int32_t layer);
+
 [[nodiscard]] SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan);
 [[nodiscard]] StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& plan);
 /// Resident weights that no block runs.
