@@ -1,0 +1,94 @@
+#include "executor/comm/watchdog.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace moeplan {
+namespace {
+
+Verdict blame(const RankState& s, const std::string& reason) { return {s.rank, s.host, s.at.text(), reason}; }
+
+/// Has `other` come to the call in which `waiting` is?
+bool has_come(const RankState& waiting, const RankState& other) {
+  const Snapshot &w = waiting.at, &o = other.at;
+  const auto mine = w.entered.find(w.communicator);
+  if (mine != w.entered.end() && mine->second == w.sequence && w.operation != "send" && w.operation != "receive" && w.operation != "send_receive") {
+    const auto theirs = o.entered.find(w.communicator);
+    return theirs != o.entered.end() && theirs->second >= w.sequence;
+  }
+  return o.in_call && o.communicator == w.communicator && std::find(o.members.begin(), o.members.end(), waiting.rank) != o.members.end();
+}
+
+}  // namespace
+
+std::string Verdict::text() const { return fmt::format("rank {} on {}: {}: {}", rank, host, position, reason); }
+
+std::optional<Verdict> find_culprit(const std::vector<RankState>& states) {
+  std::map<int, const RankState*> by_rank;
+  for (const auto& s : states) by_rank[s.rank] = &s;
+  for (const auto& [rank, s] : by_rank)
+    if (s->gone) return blame(*s, "its process ended");
+  for (const auto& [rank, s] : by_rank)
+    if (s->silent) return blame(*s, "no sign of life: it is stopped, or its host cannot be reached");
+
+  const RankState* first = nullptr;
+  for (const auto& [rank, s] : by_rank)
+    if (s->at.overdue() && (!first || s->at.elapsed > first->at.elapsed)) first = s;
+  if (!first) return std::nullopt;
+  std::string symptom = fmt::format("rank {} has waited {} ms in {} (limit {} ms)", first->rank, first->at.elapsed.count(), first->at.text(), first->at.limit.count());
+  std::set<int> visited;
+  const RankState* at = first;
+  while (true) {
+    if (!at->at.in_call) return blame(*at, fmt::format("outside communication for {} ms, while {}", at->at.elapsed.count(), symptom));
+    if (!visited.insert(at->rank).second) {
+      std::string list;
+      for (const int r : visited) list += (list.empty() ? "" : ", ") + std::to_string(r);
+      return blame(*at, fmt::format("ranks {} wait for each other; {}", list, symptom));
+    }
+    const RankState* next = nullptr;
+    for (const int m : at->at.members) {
+      const auto it = by_rank.find(m);
+      if (it == by_rank.end() || m == at->rank || has_come(*at, *it->second)) continue;
+      const RankState* s = it->second;
+      if (!next || (next->at.in_call && !s->at.in_call) || (next->at.in_call == s->at.in_call && s->at.elapsed > next->at.elapsed)) next = s;
+    }
+    if (!next) return blame(*at, at == first ? "all its ranks have come to the call, but it does not end; " + symptom : "it waits for no rank we know of; " + symptom);
+    at = next;
+  }
+}
+
+Duration operation_limit(double seconds, const LimitRule& rule) {
+  const double most = 1e9;  // ms; a prediction that is infinite or NaN ends here as well
+  const double ms = seconds * rule.factor * 1000;
+  return std::max(rule.at_least, Duration{static_cast<Duration::rep>(ms < most ? std::max(ms, 0.0) : most)});
+}
+
+Watchdog::Watchdog(std::vector<Watched> ranks, std::function<void(const Verdict&)> on_overdue, Duration tick)
+    : ranks_(std::move(ranks)), on_overdue_(std::move(on_overdue)), tick_(tick), thread_([this] { watch(); }) {}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::watch() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, tick_, [this] { return stop_; })) {
+    std::vector<RankState> states;
+    for (const auto& w : ranks_) states.push_back({w.rank, w.host, false, false, w.progress->snapshot()});
+    if (const auto verdict = find_culprit(states)) {
+      lock.unlock();
+      on_overdue_(*verdict);
+      return;
+    }
+  }
+}
+
+}  // namespace moeplan

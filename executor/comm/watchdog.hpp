@@ -1,0 +1,71 @@
+#pragma once
+/// Who held up the others, and a thread that asks. Limits come from predicted times; a rank that overruns its limit is a symptom,
+/// so the culprit is looked for along who waits for whom: from the overdue call to a member that has not come to it, and so on,
+/// until a rank that is not waiting for anybody.
+
+#include <condition_variable>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "executor/comm/progress.hpp"
+
+namespace moeplan {
+
+/// What is known of one rank.
+struct RankState {
+  int rank = 0;
+  std::string host;
+  bool gone = false;       ///< its process has ended without saying goodbye
+  bool silent = false;     ///< no sign of life for too long: stopped, or its host cannot be reached
+  Snapshot at{};           ///< the latest that it said
+};
+
+/// The rank that is to blame, where it was, and why we think so.
+struct Verdict {
+  int rank = 0;
+  std::string host;
+  std::string position;    ///< Snapshot::text()
+  std::string reason;
+  /// "rank 3 on gpu07: forward dispatch, all_to_all #12 on world/ep.0: its process ended"
+  [[nodiscard]] std::string text() const;
+};
+
+/// Empty if nobody is gone, silent or overdue. `states` in any order; a rank that is absent from it is fine.
+[[nodiscard]] std::optional<Verdict> find_culprit(const std::vector<RankState>& states);
+
+struct LimitRule {
+  double factor = 5;            ///< times the predicted time
+  Duration at_least{20000};     ///< below it, start-up noise and one slow disk would end runs
+};
+/// How long a call may take that is predicted to take `seconds`.
+[[nodiscard]] Duration operation_limit(double seconds, const LimitRule& rule = {});
+
+/// Looks at the ranks of this process (one, or several as threads) every `tick` and calls `on_overdue` once, from its own thread,
+/// when a call has overrun its limit. The callback aborts communicators; it must not destroy the watchdog.
+class Watchdog {
+ public:
+  struct Watched {
+    int rank = 0;
+    std::string host;
+    const Progress* progress = nullptr;   ///< outlives the watchdog
+  };
+  Watchdog(std::vector<Watched> ranks, std::function<void(const Verdict&)> on_overdue, Duration tick = Duration{250});
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  void watch();
+  std::vector<Watched> ranks_;
+  std::function<void(const Verdict&)> on_overdue_;
+  Duration tick_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace moeplan

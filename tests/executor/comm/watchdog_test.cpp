@@ -1,0 +1,179 @@
+#include "executor/comm/watchdog.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <deque>
+#include <limits>
+
+#include "executor/comm/in_process.hpp"
+
+namespace moeplan {
+namespace {
+
+void expect_in(const std::string& part, const std::string& text) { EXPECT_NE(text.find(part), std::string::npos) << text; }
+
+RankState waiting(int rank, const std::string& comm, std::uint64_t sequence, std::vector<int> members, int elapsed = 100, int limit = 1000) {
+  RankState s{.rank = rank, .host = "h" + std::to_string(rank)};
+  s.at.phase = "backward";
+  s.at.in_call = true;
+  s.at.communicator = comm;
+  s.at.operation = "all_reduce";
+  s.at.sequence = sequence;
+  s.at.members = std::move(members);
+  s.at.entered[comm] = sequence;
+  s.at.elapsed = Duration{elapsed};
+  s.at.limit = Duration{limit};
+  return s;
+}
+RankState computing(int rank, const std::string& comm, std::uint64_t last, int elapsed = 100) {
+  RankState s{.rank = rank, .host = "h" + std::to_string(rank)};
+  s.at.phase = "optimizer";
+  s.at.entered[comm] = last;
+  s.at.elapsed = Duration{elapsed};
+  return s;
+}
+
+TEST(Culprit, nobody_is_blamed_within_the_limits) { EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1}), computing(1, "world", 4)})); }
+
+TEST(Culprit, the_rank_that_has_not_come_is_blamed_not_the_one_that_waits) {
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1, 2}, 1500), waiting(1, "world", 5, {0, 1, 2}, 1400), computing(2, "world", 4, 1600)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 2);
+  EXPECT_EQ(v->host, "h2");
+  expect_in("rank 2 on h2: optimizer, outside communication: outside communication for 1600 ms, while rank 0 has waited 1500 ms in backward, all_reduce #5 on world (limit 1000 ms)", v->text());
+}
+
+TEST(Culprit, a_rank_that_has_passed_the_call_is_not_blamed) {
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1, 2}, 1500), computing(1, "world", 5, 9000), computing(2, "world", 4, 10)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 2);
+}
+
+TEST(Culprit, blame_follows_who_waits_for_whom) {
+  // 0 waits for 1 on world, 1 waits for 2 on a smaller group, 2 computes.
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1}, 1500), waiting(1, "world/ep.0", 3, {1, 2}, 900), computing(2, "world/ep.0", 2)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 2);
+}
+
+TEST(Culprit, a_circle_is_called_one) {
+  const auto v = find_culprit({waiting(0, "a", 1, {0, 1}, 1500), waiting(1, "b", 1, {0, 1}, 1500)});
+  ASSERT_TRUE(v);
+  expect_in("ranks 0, 1 wait for each other", v->text());
+}
+
+TEST(Culprit, a_call_that_does_not_end_with_all_ranks_in_it_blames_nobody_else) {
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1}, 1500), waiting(1, "world", 5, {0, 1}, 1500)});
+  ASSERT_TRUE(v);
+  expect_in("all its ranks have come to the call, but it does not end", v->text());
+}
+
+TEST(Culprit, a_receive_waits_for_its_sender) {
+  RankState receiver = waiting(0, "world", 1, {1}, 1500);
+  receiver.at.operation = "receive";
+  receiver.at.entered.clear();
+  const auto v = find_culprit({receiver, computing(1, "world", 0)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 1);
+}
+
+TEST(Culprit, the_dead_come_before_the_silent_and_those_before_the_slow) {
+  RankState silent = computing(2, "world", 4), gone = computing(3, "world", 4);
+  silent.silent = true;
+  gone.gone = true;
+  const RankState overdue = waiting(0, "world", 5, {0, 1, 2, 3}, 1500), slow = computing(1, "world", 4);
+  EXPECT_EQ(find_culprit({overdue, slow, silent, gone})->rank, 3);
+  EXPECT_EQ(find_culprit({overdue, slow, silent})->rank, 2);
+  EXPECT_EQ(find_culprit({overdue, slow})->rank, 1);
+}
+
+TEST(OperationLimit, is_a_multiple_of_the_prediction_with_a_floor) {
+  EXPECT_EQ(operation_limit(0.001), Duration{20000});
+  EXPECT_EQ(operation_limit(10), Duration{50000});
+  EXPECT_EQ(operation_limit(10, {.factor = 2, .at_least = Duration{1}}), Duration{20000});
+}
+
+TEST(OperationLimit, of_a_senseless_prediction_is_finite_and_positive) {
+  for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_GE(operation_limit(bad), Duration{20000});
+    EXPECT_LE(operation_limit(bad), Duration{1000000000});
+  }
+}
+
+/// Runs `ranks` threads under a watchdog whose calls may take 150 ms; the verdict, after all have left.
+std::optional<Verdict> watched(int ranks, const std::function<void(Communicator&, Progress&, std::atomic<bool>&)>& body) {
+  InProcessWorld world(ranks, {.limit = Duration{30000}});
+  std::deque<Progress> progress;
+  std::vector<Watchdog::Watched> list;
+  for (int r = 0; r < ranks; ++r) {
+    progress.emplace_back(Duration{150});
+    list.push_back({r, "node" + std::to_string(r / 2), &progress.back()});
+  }
+  std::atomic<bool> over{false};
+  std::optional<Verdict> verdict;
+  std::atomic<int> left{0};
+  {
+    Watchdog dog(list, [&](const Verdict& v) {
+      verdict = v;
+      over = true;
+      world.abort(v.text());
+    }, Duration{10});
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks; ++r)
+      threads.emplace_back([&, r] {
+        const auto c = world.communicator(r);
+        c->report_to(&progress[static_cast<std::size_t>(r)]);
+        try {
+          body(*c, progress[static_cast<std::size_t>(r)], over);
+        } catch (const CommError& e) {
+          EXPECT_EQ(e.fault(), CommFault::aborted);
+          ++left;
+        }
+      });
+    for (auto& t : threads) t.join();
+  }
+  if (verdict) { EXPECT_EQ(left, ranks - 1); }
+  return verdict;
+}
+
+TEST(Watchdog, a_rank_stuck_in_compute_is_named_with_host_and_phase_and_all_leave) {
+  const auto v = watched(4, [](Communicator& c, Progress& p, std::atomic<bool>& over) {
+    c.barrier();
+    p.set_phase(c.rank() == 2 ? "optimizer" : "save");
+    if (c.rank() == 2)
+      while (!over) std::this_thread::sleep_for(Duration{1});
+    else
+      c.barrier();
+  });
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 2);
+  EXPECT_EQ(v->host, "node1");
+  expect_in("rank 2 on node1: optimizer, outside communication", v->text());
+  expect_in("in save, barrier #2 on world", v->text());
+}
+
+TEST(Watchdog, a_rank_missing_from_a_sub_communicator_is_named_through_the_ranks_that_wait) {
+  const auto v = watched(4, [](Communicator& c, Progress&, std::atomic<bool>& over) {
+    const auto half = c.split(c.rank() / 2, c.rank(), "ep");
+    if (c.rank() == 3)
+      while (!over) std::this_thread::sleep_for(Duration{1});
+    else {
+      float x = 0;
+      half->all_reduce(&x, 1, DType::f32);
+      c.barrier();
+    }
+  });
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 3);
+}
+
+TEST(Watchdog, a_run_within_its_limits_is_left_alone) {
+  EXPECT_FALSE(watched(4, [](Communicator& c, Progress&, std::atomic<bool>&) {
+    for (int i = 0; i < 50; ++i) c.barrier();
+  }));
+}
+
+}  // namespace
+}  // namespace moeplan
