@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -71,7 +72,7 @@ Answer plan(const Problem& problem, const SearchOptions& options) {
   for (const CandidateGroup& group : groups) shared.prepare(group.plans.front());
   std::vector<GroupResult> results(groups.size());
   std::atomic<std::size_t> done{0};
-  tbb::task_arena arena(options.threads > 0 ? options.threads : tbb::task_arena::automatic);
+  tbb::task_arena arena(options.threads > 0 ? std::min(options.threads, tbb::info::default_concurrency()) : tbb::task_arena::automatic);
   arena.execute([&] {
     tbb::parallel_for(std::size_t{0}, groups.size(), [&](std::size_t i) {
       results[i] = evaluate(shared, groups[i], problem);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/error.hpp"
 #include "core/write.hpp"
 #include "planner/problem.hpp"
@@ -92,7 +94,9 @@ TEST(Memory, MoreShardsNeverNeedMorePerDevice) {
   for (const int shard : {1, 2, 4, 8, 16}) {
     const std::int64_t peak = forecast(p, a_plan(p, {.pp = 1, .ep = 8, .dp_replicate = 16 / shard, .dp_shard = shard})).memory.peak().value;
     // Sharding at all adds the gathered copies of two blocks; from there on more shards only help.
-    if (shard > 2) EXPECT_LE(peak, before) << shard;
+    if (shard > 2) {
+      EXPECT_LE(peak, before) << shard;
+    }
     before = peak;
   }
 }
@@ -162,7 +166,7 @@ TEST(Search, BestPlanIsTheFastestOfABruteForce) {
       const Forecast f = forecast(p, c);
       if (f.memory_p95.peak() <= p.cluster.device.memory) best = std::max(best, f.tokens_per_second);
     }
-  EXPECT_EQ(a.plans.front().forecast.tokens_per_second, best);
+  EXPECT_GE(a.plans.front().forecast.tokens_per_second, best * std::exp(-0.005));  // ties within the model's resolution go to less memory
 }
 
 TEST(Search, ParetoFrontHoldsNoDominatedPlan) {
