@@ -36,6 +36,7 @@ struct Command {
 [[nodiscard]] Command inspect_command(CLI::App& program);
 [[nodiscard]] Command plan_command(CLI::App& program);
 [[nodiscard]] Command explain_command(CLI::App& program);
+[[nodiscard]] Command simulate_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);
 
 /// Bold on a terminal.
