@@ -5,7 +5,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/reference.hpp"
+#include "kernels/gated_rms_norm/op.hpp"
+#include "kernels/reference_frame.hpp"
 
 namespace moeplan::reference {
 

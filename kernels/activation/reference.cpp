@@ -1,5 +1,6 @@
 /// y = f(x);  dx = dy f'(x).
 
+#include "kernels/activation/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

@@ -1,6 +1,7 @@
 /// y = a + s b;  da = dy,  db = s dy.
 
-#include "kernels/reference.hpp"
+#include "kernels/add/op.hpp"
+#include "kernels/reference_frame.hpp"
 
 namespace moeplan::reference {
 

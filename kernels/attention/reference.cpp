@@ -6,7 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/reference.hpp"
+#include "kernels/attention/op.hpp"
+#include "kernels/reference_frame.hpp"
 
 namespace moeplan::reference {
 namespace {

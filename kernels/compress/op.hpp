@@ -1,7 +1,7 @@
 #pragma once
 /// DeepSeek-V4's token compressor: each run of `ratio` tokens becomes one row, y_j = sum_i softmax_i(gate_i + ape_i) * kv_i column by
-/// column. With `overlap` the columns come twice and a run's second half also reads the run before. Without `gated` it is the mean
-/// (GLM-5.3's key pooling). The last run of a sequence is dropped if it is short.
+/// column. With `overlap` kv and gate have twice the columns: the second half serves the token's own run, the first half the run after
+/// it, so a row mixes 2 x ratio tokens. Without `gated` it is the mean (GLM-5.3's key pooling). A short last run is dropped.
 
 #include <vector>
 

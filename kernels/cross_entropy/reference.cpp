@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/cross_entropy/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

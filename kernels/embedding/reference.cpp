@@ -1,5 +1,6 @@
 /// y_t = scale w[id_t] + s B a_id, with a_id the id's column of A;  dw[id_t] += scale dy_t,  dB = s sum dy_t a_id^T,  dA[:, id_t] += s B^T dy_t.
 
+#include "kernels/embedding/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

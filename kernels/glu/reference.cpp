@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/glu/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

@@ -1,5 +1,6 @@
 /// y = x W^T + b + s (x A^T) B^T;  dx = dy W + s (dy B) A,  dW = dy^T x,  db = sum dy,  dB = s dy^T (x A^T),  dA = s (dy B)^T x.
 
+#include "kernels/linear/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

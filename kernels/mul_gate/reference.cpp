@@ -1,5 +1,6 @@
 /// y_c = x_c f(g_{c / share});  dx_c = dy_c f(g),  dg = f'(g) sum_c dy_c x_c over the columns that share the gate.
 
+#include "kernels/mul_gate/op.hpp"
 #include "kernels/reference_math.hpp"
 
 namespace moeplan::reference {

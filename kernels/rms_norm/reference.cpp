@@ -2,7 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/reference.hpp"
+#include "kernels/rms_norm/op.hpp"
+#include "kernels/reference_frame.hpp"
 
 namespace moeplan::reference {
 

@@ -6,7 +6,8 @@
 #include <numbers>
 #include <vector>
 
-#include "kernels/reference.hpp"
+#include "kernels/rope/op.hpp"
+#include "kernels/reference_frame.hpp"
 
 namespace moeplan::reference {
 namespace {

@@ -2,6 +2,7 @@
 /// Test data for any operator of the catalogue: random operands of the right shapes, indices that mean something, and the plumbing to
 /// run a reference forward and backward on them.
 
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -43,7 +44,11 @@ inline CallData<double> random_inputs(const Op& op, std::uint64_t seed) {
       else if (o.name == "positions") v[e] = static_cast<double>(3 * e % 7);
     }
     if (o.name == "beta") for (double& b : v) b = (b + 1) / 2;   // an activated step size
-    if (o.name == "v") for (double& x : v) x = kind(op) == "adamw" ? x * x : x;
+    if (kind(op) == "adamw") {
+      if (o.name == "step_size") v = {1e-2, 0.7, 3};
+      else if (o.dtype == DType::u8) for (double& x : v) x = std::floor(128 + 127 * x);   // codes of a byte
+      else if (o.name == "v" || o.name.ends_with("_scale")) for (double& x : v) x = std::abs(x);
+    }
     if (o.name == "starts") {   // uneven pieces that end with the last token
       const std::int64_t tokens = list.front().shape[0], pieces = o.shape[0] - 1;
       for (std::int64_t p = 0; p <= pieces; ++p) v[static_cast<std::size_t>(p)] = static_cast<double>(p == pieces ? tokens : tokens * p / pieces + (p ? 1 : 0));
