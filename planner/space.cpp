@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/error.hpp"
+#include "sim/program/program.hpp"
 
 namespace moeplan {
 namespace {
@@ -61,6 +62,16 @@ std::vector<std::int64_t> micro_batches(const Problem& problem, const Pins& pins
   return out;
 }
 
+/// Pinned tensor degrees must cut every block into parts whose shapes still meet: the program's own check says so.
+void require_splits(const Problem& problem, const Parallelism& p) {
+  if (p.tp == 1 && p.etp == 1) return;
+  Plan plan;
+  plan.parallelism = {.pp = 1, .tp = p.tp, .ep = p.ep, .etp = p.etp, .dp_shard = p.ep * p.etp};
+  plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
+  const std::vector<std::string> faults = verify(lower(problem, plan, 0));
+  if (!faults.empty()) throw InputError("--tp", fmt::format("{} (experts {}) does not cut this model: {}", p.tp, p.etp, faults.front()), "use a degree that divides heads and widths");
+}
+
 }  // namespace
 
 std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
@@ -84,6 +95,8 @@ std::int64_t default_global_batch(const Problem& problem) { return 8 * problem.c
 
 std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
   const Pins& pins = options.pins;
+  if (pins.cp.value_or(1) > 1)
+    throw InputError("--cp", fmt::format("{}: context parallelism is not in this version's programs", *pins.cp), "leave --cp at 1; recompute, pipeline stages or more devices make room for long sequences");
   const std::vector<Parallelism> all = layouts(problem, pins);
   if (all.empty()) {
     const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
@@ -91,6 +104,7 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
                                                 shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard)),
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }
+  require_splits(problem, all.front());
   const std::vector<Recompute> recomputes = pins.recompute ? std::vector{*pins.recompute} : std::vector{Recompute::none, Recompute::selective, Recompute::full};
   const std::vector<DType> types = pins.frozen_storage ? std::vector{*pins.frozen_storage} : storages(problem);
   std::vector<bool> reshards = pins.reshard_after_forward ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
