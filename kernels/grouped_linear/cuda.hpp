@@ -1,0 +1,88 @@
+/// \file
+/// Grouped linear layers on the GPU: one persistent launch over all experts, forward and input gradient.
+///
+/// Rows are the routed slots, sorted by expert; `offsets[e]` to `offsets[e + 1]` (device memory, experts + 1 entries,
+/// offsets[0] = 0) are expert e's. Nothing is read back to the host, so the launches can be captured in a graph whose
+/// replays see other counts. Experts may have no rows. bf16 in and out, fp32 accumulation, results do not depend on
+/// how the work was distributed over blocks.
+///
+/// sm_90a: tensor copies and wgmma. A device that is not Hopper is refused by name.
+#pragma once
+
+#include "kernels/base/cuda.hpp"
+#include "kernels/grouped_linear/activation.hpp"
+
+#include <cuda_bf16.h>
+
+namespace moeplan::kernels::grouped_linear {
+
+using bf16 = __nv_bfloat16;
+
+/// Where a gated pair of halves lies in the rows of a weight [2 i, h].
+enum class GateLayout : int {
+    halves,      ///< rows 0 to i - 1 are the gate, i to 2 i - 1 the linear part
+    interleaved, ///< even rows are the gate, odd rows the linear part (gpt-oss)
+};
+
+struct Dims {
+    int experts = 0;
+    int rows = 0;    ///< bound of offsets[experts]; buffers hold this many rows
+    int in = 0;      ///< input width, a multiple of 8
+    int out = 0;     ///< rows of one expert's weight, a multiple of 8 (gated: of 16)
+    bool operator==(const Dims&) const = default;
+};
+
+/// How many blocks share a weight tile; `automatic` decides by rows per expert.
+enum class Clusters : int { automatic = 0, single = 1, pairs = 2 };
+
+/// y = x W^T (+ bias), times `row_scale` if given.
+struct Forward {
+    Dims dims;
+    const bf16* x = nullptr;         ///< [x_rows, in]
+    int x_rows = 0;
+    const int* gather = nullptr;     ///< [rows]: row of x for each slot, absent: slot s reads row s
+    const bf16* weight = nullptr;    ///< [experts, out, in]
+    const bf16* bias = nullptr;      ///< [experts, out] or absent
+    const int* offsets = nullptr;    ///< [experts + 1], device
+    const float* row_scale = nullptr; ///< [rows] or absent
+    bf16* y = nullptr;               ///< [rows, out]
+    Clusters clusters = Clusters::automatic;
+};
+void forward(const Forward& args, cudaStream_t stream);
+
+/// The gate-up layer with its activation: pre = x W^T (+ bias), y = activation(pre_a, pre_b).
+struct GatedForward {
+    Dims dims;                       ///< out = 2 i
+    const bf16* x = nullptr;
+    int x_rows = 0;
+    const int* gather = nullptr;
+    const bf16* weight = nullptr;    ///< [experts, 2 i, in]
+    const bf16* bias = nullptr;      ///< [experts, 2 i], rows as in `weight`
+    const int* offsets = nullptr;
+    GateLayout layout = GateLayout::halves;
+    GatedActivation activation = GatedActivation::swiglu;
+    bf16* y = nullptr;               ///< [rows, i]
+    bf16* pre = nullptr;             ///< [rows, 2 i] in halves whatever the layout, or absent
+    Clusters clusters = Clusters::automatic;
+};
+void gated_forward(const GatedForward& args, cudaStream_t stream);
+
+/// dx = dy W, times `row_scale` if given.
+struct InputGradient {
+    Dims dims;
+    const bf16* dy = nullptr;        ///< [dy_rows, out]; for an interleaved weight in halves, as `pre`
+    int dy_rows = 0;
+    const int* gather = nullptr;     ///< [rows]: row of dy for each slot
+    const bf16* weight = nullptr;    ///< [experts, out, in]
+    const int* offsets = nullptr;
+    const float* row_scale = nullptr;
+    GateLayout layout = GateLayout::halves;
+    bf16* dx = nullptr;              ///< [rows, in]
+    Clusters clusters = Clusters::automatic;
+};
+void input_gradient(const InputGradient& args, cudaStream_t stream);
+
+/// What the kernels keep beside their operands: nothing.
+[[nodiscard]] constexpr std::size_t workspace_bytes(const Dims&) { return 0; }
+
+} // namespace moeplan::kernels::grouped_linear
