@@ -11,26 +11,13 @@
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/grouped_linear/activation.hpp"
+#include "kernels/grouped_linear/dims.hpp"
 
 #include <cuda_bf16.h>
 
 namespace moeplan::kernels::grouped_linear {
 
 using bf16 = __nv_bfloat16;
-
-/// Where a gated pair of halves lies in the rows of a weight [2 i, h].
-enum class GateLayout : int {
-    halves,      ///< rows 0 to i - 1 are the gate, i to 2 i - 1 the linear part
-    interleaved, ///< even rows are the gate, odd rows the linear part (gpt-oss)
-};
-
-struct Dims {
-    int experts = 0;
-    int rows = 0;    ///< bound of offsets[experts]; buffers hold this many rows
-    int in = 0;      ///< input width, a multiple of 8
-    int out = 0;     ///< rows of one expert's weight, a multiple of 8 (gated: of 16)
-    bool operator==(const Dims&) const = default;
-};
 
 /// How many blocks share a weight tile; `automatic` decides by rows per expert.
 enum class Clusters : int { automatic = 0, single = 1, pairs = 2 };

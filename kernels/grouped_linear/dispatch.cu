@@ -59,10 +59,11 @@ CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout l
 
 template <bool gated, Major major>
 void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters clusters, cudaStream_t stream) {
-    // Pairs halve the weight traffic from L2 to the multiprocessors when an expert has two token tiles or more;
-    // below that the launch is bound by memory and the coupling of two blocks only costs.
-    const bool pairs = clusters == Clusters::pairs ||
-                       (clusters == Clusters::automatic && d.rows > 160ll * d.experts);
+    // Pairs halve the weight traffic from L2 to the multiprocessors when an expert has two token tiles or more. Below
+    // that there is nothing to share; far above it the launch is bound by arithmetic and the lockstep of two blocks
+    // costs up to 10 % (measured at 1024 rows per expert).
+    const bool pairs = clusters == Clusters::pairs || (clusters == Clusters::automatic && d.rows > 160ll * d.experts &&
+                                                       d.rows <= 512ll * d.experts);
     const std::string shape = describe(d);
     if (problem.gather != nullptr) {
         if (pairs)

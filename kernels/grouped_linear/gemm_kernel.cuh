@@ -121,10 +121,7 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
                 char* weights = ring + at.stage * (weight_stage + token_stage);
                 char* tokens = weights + weight_stage;
                 ptx::Barrier* full = &tail.full[at.stage];
-                if constexpr (C::cluster > 1)
-                    ptx::barrier_wait_cluster(&tail.empty[at.stage], at.parity);
-                else
-                    ptx::barrier_wait(&tail.empty[at.stage], at.parity);
+                ptx::barrier_wait(&tail.empty[at.stage], at.parity);
                 if (leader) {
                     ptx::barrier_arrive_expect(full, weight_stage + (C::gathered ? 0 : width * step_k * 2));
                     load_weights<C>(weights, &maps.weight, tile, half, k, full, rank);
@@ -198,10 +195,7 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
         const std::uint64_t a0 = ptx::wgmma_descriptor(weights + first);
         const std::uint64_t a1 = ptx::wgmma_descriptor(weights + first + second);
         const std::uint64_t b = ptx::wgmma_descriptor(weights + weight_stage);
-        if constexpr (C::cluster > 1)
-            ptx::barrier_wait_cluster(&tail.full[at.stage], at.parity);
-        else
-            ptx::barrier_wait(&tail.full[at.stage], at.parity);
+        ptx::barrier_wait(&tail.full[at.stage], at.parity);
         ptx::wgmma_begin();
 #pragma unroll
         for (int kk = 0; kk < step_k / 16; ++kk) {

@@ -19,9 +19,10 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// Arrives at the same barrier in block `rank` of the cluster.
+/// Arrives at the same barrier in block `rank` of the cluster. Enough to hand back a buffer that only bulk copies fill;
+/// a release to the cluster costs a memory fence per arrival.
 __device__ __forceinline__ void barrier_arrive_at_rank(Barrier* barrier, std::uint32_t rank) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                      map_to_rank(shared_address(barrier), rank))
                  : "memory");
 }
@@ -47,7 +48,8 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, std::uint32_t par
         : "memory");
 }
 
-/// The same, with the acquire reaching arrivals from other blocks of the cluster.
+/// The same, with the acquire reaching ordinary writes of other blocks of the cluster. It invalidates the L1 cache at
+/// every wait: waiting for bulk copies or for freed buffers needs only `barrier_wait`.
 __device__ __forceinline__ void barrier_wait_cluster(Barrier* barrier, std::uint32_t parity) {
     asm volatile(
         "{\n"
