@@ -6,18 +6,11 @@
 /// Then  permuted row r = x[token_of[r]]  and backward  dx[t] = sum over j of dpermuted[row_of[t, j]], in the order of j.
 #pragma once
 
+#include "kernels/permute/dims.hpp"
+
 #include <span>
 
 namespace moeplan::kernels::permute {
-
-struct Dims {
-    int tokens = 0;
-    int top_k = 0;
-    int experts = 0;
-    int copies = 0;   ///< total of all experts' copies; equal to experts without replicas
-    int capacity = 0; ///< most rows of one copy; later tokens are dropped. 0: no limit
-    bool operator==(const Dims&) const = default;
-};
 
 namespace reference {
 
