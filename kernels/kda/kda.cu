@@ -108,8 +108,8 @@ Launch make_launch(const Forward& call, const Cut& c) {
 
 void require_inputs(const Forward& call) {
     require(call.q && call.k && call.v && call.gate && call.beta && call.a_log, "an input pointer is null");
-    require(call.workspace != nullptr && reinterpret_cast<std::uintptr_t>(call.workspace) % 1024 == 0,
-            "the workspace must be 1024-byte aligned");
+    require(call.workspace != nullptr && reinterpret_cast<std::uintptr_t>(call.workspace) % 256 == 0,
+            "the workspace must be 256-byte aligned");
     const float bound = call.gate_form.lower_bound;
     require(call.gate_form.form == GateForm::softplus || (bound >= -5.0f && bound < 0.0f),
             "lower_bound=" + std::to_string(bound) + "; the bounded gate takes [-5, 0)");

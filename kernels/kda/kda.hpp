@@ -67,7 +67,7 @@ struct Forward {
     const float* initial_state = nullptr; ///< may be null: zeros
     Bf16* out = nullptr;
     float* final_state = nullptr;         ///< may be null: not wanted
-    void* workspace = nullptr;            ///< workspace_bytes(dims, options, Pass::forward), 1024-byte aligned
+    void* workspace = nullptr;            ///< workspace_bytes(dims, options, Pass::forward), 256-byte aligned
 };
 
 struct Backward {

@@ -14,13 +14,15 @@ template <class Real>
 void step(const HeadInputs<Real>& x, std::int64_t t, std::vector<Real>& state, std::vector<Real>& u) {
     const int d = x.d;
     const Real *k = &x.k[t * d], *v = &x.v[t * d], *g = &x.g[t * d];
-    for (int i = 0; i < d; ++i)
-        for (int j = 0; j < d; ++j) state[i * d + j] *= std::exp(g[i]);
-    for (int j = 0; j < d; ++j) {
-        Real seen = 0;
-        for (int i = 0; i < d; ++i) seen += state[i * d + j] * k[i];
-        u[j] = x.beta[t] * (v[j] - seen);
+    std::fill(u.begin(), u.end(), Real(0));
+    for (int i = 0; i < d; ++i) {
+        const Real keep = std::exp(g[i]);
+        for (int j = 0; j < d; ++j) {
+            state[i * d + j] *= keep;
+            u[j] += state[i * d + j] * k[i];
+        }
     }
+    for (int j = 0; j < d; ++j) u[j] = x.beta[t] * (v[j] - u[j]);
     for (int i = 0; i < d; ++i)
         for (int j = 0; j < d; ++j) state[i * d + j] += k[i] * u[j];
 }
@@ -89,24 +91,29 @@ Gradients<Real> recurrent_backward(const Inputs<Real>& in, const std::vector<Rea
                         dx.q[t * d + i] += after[i * d + j] * dout[j];
                         ds[i * d + j] += q[i] * dout[j];
                     }
-                for (int j = 0; j < d; ++j) {
-                    du[j] = 0;
-                    for (int i = 0; i < d; ++i) du[j] += ds[i * d + j] * k[i];
+                std::fill(du.begin(), du.end(), Real(0));
+                std::fill(u.begin(), u.end(), Real(0)); // S^-T k
+                for (int i = 0; i < d; ++i) {
+                    const Real keep = std::exp(g[i]);
+                    for (int j = 0; j < d; ++j) {
+                        du[j] += ds[i * d + j] * k[i];
+                        u[j] += keep * before[i * d + j] * k[i];
+                    }
                 }
                 for (int j = 0; j < d; ++j) {
-                    Real seen = 0; // (S^-T k)_j
-                    for (int i = 0; i < d; ++i) seen += std::exp(g[i]) * before[i * d + j] * k[i];
-                    dx.beta[t] += du[j] * (v[j] - seen);
+                    dx.beta[t] += du[j] * (v[j] - u[j]);
                     dx.v[t * d + j] = x.beta[t] * du[j];
                 }
-                for (int i = 0; i < d; ++i)
+                for (int i = 0; i < d; ++i) {
+                    const Real keep = std::exp(g[i]);
                     for (int j = 0; j < d; ++j) {
-                        const Real decayed = std::exp(g[i]) * before[i * d + j];
+                        const Real decayed = keep * before[i * d + j];
                         dx.k[t * d + i] += ds[i * d + j] * steps[t][j] - x.beta[t] * du[j] * decayed;
                         const Real d_decayed = ds[i * d + j] - x.beta[t] * du[j] * k[i];
                         dx.g[t * d + i] += d_decayed * decayed;
-                        ds[i * d + j] = d_decayed * std::exp(g[i]);
+                        ds[i * d + j] = d_decayed * keep;
                     }
+                }
             }
             dx.state = ds;
             head_backward(in, n, h, dx, result);

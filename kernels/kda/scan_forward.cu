@@ -81,6 +81,8 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
     }
     std::uint32_t a[D / 16][4], n_fragments[4][4];
     float n[32], o[32];
+#pragma unroll
+    for (int x = 0; x < 32; ++x) o[x] = 0.0f;
     ptx::RingPosition<S::stages> ring;
     Chunk previous{};
     int previous_stage = 0;
@@ -88,12 +90,11 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
     // Writes O^T of the previous chunk through its own (consumed) U tile, then frees the stage.
     const auto finish_previous = [&] {
         if constexpr (S::out) {
-            const std::uint32_t image = base + previous_stage * S::bytes + S::u + group * panel_bytes;
+            const int tile = previous_stage * S::bytes + S::u + group * panel_bytes;
             std::uint32_t packed[4][4];
             to_fragments(packed, o);
-            store_transposed(image, packed);
+            store_transposed(base + tile, packed);
             ptx::named_barrier(1 + group, 128);
-            const char* tile = shared + previous_stage * S::bytes + S::u + group * panel_bytes;
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
                 const int row = 16 * x + (thread >> 3), part = thread & 7;
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                     *reinterpret_cast<uint4*>(launch.out +
                                               ((previous.begin + row) * launch.heads + launch.first_head + group_head) * D +
                                               first_value + 8 * part) =
-                        *reinterpret_cast<const uint4*>(tile + image_offset(row, 8 * part));
+                        *reinterpret_cast<const uint4*>(shared + tile + image_offset(row, 8 * part));
             }
             ptx::fence_async_shared();
         }
@@ -146,22 +147,24 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                 ptx::bulk_commit();
             }
         }
-        if (c > 0) {
-            ptx::wgmma_wait<1>();
-            if constexpr (S::out) ptx::wgmma_touch(o);
-            finish_previous();
-        }
+        ptx::wgmma_wait<1>(); // the output of the previous chunk; nothing in the first
+        if constexpr (S::out) ptx::wgmma_touch(o);
+        if (c > 0) finish_previous();
         if constexpr (S::out) {
+#pragma unroll
+            for (int x = 0; x < 32; ++x) o[x] = 0.0f;
             const auto q_up = ptx::wgmma_descriptor(stage + S::q_up);
             ptx::wgmma_begin();
 #pragma unroll
             for (int x = 0; x < D / 16; ++x)
-                ptx::Wgmma<64>::rs<ptx::Major::k>(o, a[x], ptx::wgmma_advance(q_up, (x >> 2) * panel_bytes + (x & 3) * 32), x > 0);
+                ptx::Wgmma<64>::rs<ptx::Major::k>(o, a[x], ptx::wgmma_advance(q_up, (x >> 2) * panel_bytes + (x & 3) * 32), true);
             ptx::wgmma_commit();
         }
         decay_state<D>(s, reinterpret_cast<const float*>(shared + ring.stage * S::bytes + S::gamma));
-        ptx::wgmma_wait<S::out ? 1 : 0>();
+        // All of it: ptxas serialises every wgmma of the kernel where o takes a second batch before its first retired.
+        ptx::wgmma_wait<0>();
         ptx::wgmma_touch(n);
+        if constexpr (S::out) ptx::wgmma_touch(o);
         to_fragments(n_fragments, n);
         const auto k_end = ptx::wgmma_descriptor(stage + S::k_end, 1024, 8192);
         ptx::wgmma_begin();

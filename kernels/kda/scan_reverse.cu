@@ -83,11 +83,13 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
         for (int x = 0; x < 4; ++x)
             ptx::load_matrix_x4_transposed(d_out[x], tile + image_offset(16 * x + (m >> 1) * 8 + r, 16 * warp + (m & 1) * 8));
         to_fragments(a, s);
+#pragma unroll
+        for (int x = 0; x < 32; ++x) n[x] = 0.0f;
         const auto p = ptx::wgmma_descriptor(stage + S::p, 1024, 8192), k_end = ptx::wgmma_descriptor(stage + S::k_end);
         ptx::wgmma_begin();
 #pragma unroll
         for (int x = 0; x < 4; ++x)
-            ptx::Wgmma<64>::rs<ptx::Major::mn>(n, d_out[x], ptx::wgmma_advance(p, 2048 * x), x > 0);
+            ptx::Wgmma<64>::rs<ptx::Major::mn>(n, d_out[x], ptx::wgmma_advance(p, 2048 * x), true);
 #pragma unroll
         for (int x = 0; x < D / 16; ++x)
             ptx::Wgmma<64>::rs<ptx::Major::k>(n, a[x], ptx::wgmma_advance(k_end, (x >> 2) * panel_bytes + (x & 3) * 32), true);
@@ -113,8 +115,9 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                 ptx::bulk_commit();
             }
         }
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait<0>(); // not <1>: see scan_forward.cu
         ptx::wgmma_touch(n);
+        ptx::wgmma_touch(s);
         to_fragments(n_fragments, n);
         const auto w = ptx::wgmma_descriptor(stage + S::w);
         ptx::wgmma_begin();

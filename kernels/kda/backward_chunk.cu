@@ -1,0 +1,504 @@
+/// \file
+/// Chunk-parallel backward: one block of two warpgroups per (chunk, head). From S_0, dS_C, N, dN and T it forms
+///
+///     Z = T^T dN       dP = tril(dO N^T)    dL = -stril(Z N^T)
+///     q side  dO S_0^T exp(G_i) + sum_j dP_ij k_j E_ij          (warpgroup 0)
+///     k side  -Z S_0^T exp(G_i) + sum_j dL_ij k_j E_ij          (warpgroup 1)
+///     k as a column  N dS_C^T exp(G_C - G_j) + sum_i (dP_ij q_i + b_i dL_ij k_i) E_ij
+///
+/// and then every gradient. With E factored around block middles M, each side is a Horner scheme in the accumulators:
+/// the term from the state first, then block after block, scaled by exp(M_J - M_(J-1)) per channel in between; all
+/// scales are at most 1. Past the factored form the sums run pair by pair with exact exponentials.
+#include "kernels/kda/launch.hpp"
+#include "kernels/kda/rows.cuh"
+
+namespace moeplan::kernels::kda {
+namespace {
+
+constexpr int threads = 256;
+
+template <int D>
+struct Shared {
+    static constexpr int tile = Record<D>::tile, state = 2 * D * D;
+    // Three fp32 tiles [64][D] lie over s, d_s, d_out and n once these have been used.
+    static constexpr int side_q = 0, side_k = 64 * D * 4, column = 2 * side_k;
+    static constexpr int s = 0, d_s = state, d_out = 2 * state, n = d_out + tile, first = n + tile > 3 * side_k ? n + tile : 3 * side_k;
+    static constexpr int z = first, t = z + tile; // z holds dN first
+    static constexpr int qa = t + panel_bytes, ka = qa + tile, kb = ka + tile;
+    static constexpr int sums = kb; ///< G in fp32 [64][D], past the factored form only; kb is not needed then
+    static constexpr int dp = kb + 64 * D * 4, dl = dp + panel_bytes;
+    static constexpr int totals = dl + panel_bytes, steps = totals + 8 * D * 4, to_end = steps + 5 * D * 4,
+                         ends = to_end + 4 * D * 4, beta = ends + 12 * D * 4, beta_pairs = beta + 256,
+                         barrier = beta_pairs + 128, bytes = barrier + 16;
+};
+
+/// Byte offset in an fp32 tile [64][D]; pairs of columns are swizzled so that accumulator writes hit all banks.
+template <int D>
+__device__ __forceinline__ int tile_offset(int row, int channel) {
+    return row * (D * 4) + (((channel >> 1) ^ ((row & 7) << 2)) << 3) + (channel & 1) * 4;
+}
+
+template <int D, int count>
+__device__ __forceinline__ void scale_columns(float (&c)[count], const float* factors) {
+    const int column = 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int j = 0; j < count / 4; ++j) {
+        const float2 y = *reinterpret_cast<const float2*>(factors + 8 * j + column);
+        c[4 * j] *= y.x, c[4 * j + 1] *= y.y, c[4 * j + 2] *= y.x, c[4 * j + 3] *= y.y;
+    }
+}
+
+/// c[16, 2 count] += a[16, 16] b, b the 16 rows from `row` of the image, channels from `channel`.
+template <int count>
+__device__ __forceinline__ void multiply_rows(float (&c)[count], const std::uint32_t (&a)[4], std::uint32_t image, int row,
+                                              int channel) {
+    const int lane = threadIdx.x & 31, m = lane >> 3, r = lane & 7;
+#pragma unroll
+    for (int x = 0; x < count / 8; ++x) {
+        std::uint32_t b[4];
+        ptx::load_matrix_x4_transposed(b, image + image_offset(row + (m & 1) * 8 + r, channel + 16 * x + (m >> 1) * 8));
+        const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+        ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(&c[8 * x]), a, b0);
+        ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(&c[8 * x + 4]), a, b1);
+    }
+}
+
+template <int D, int count>
+__device__ __forceinline__ void store_tile(char* tile, const float (&c)[count], int channel) {
+    const int lane = threadIdx.x & 31, row = 16 * ((threadIdx.x >> 5) & 3) + (lane >> 2), column = channel + 2 * (lane & 3);
+#pragma unroll
+    for (int j = 0; j < count / 4; ++j) {
+        *reinterpret_cast<float2*>(tile + tile_offset<D>(row, column + 8 * j)) = make_float2(c[4 * j], c[4 * j + 1]);
+        *reinterpret_cast<float2*>(tile + tile_offset<D>(row + 8, column + 8 * j)) = make_float2(c[4 * j + 2], c[4 * j + 3]);
+    }
+}
+
+__device__ __forceinline__ float bf16_at(const char* shared, int image, int row, int channel) {
+    return __uint_as_float(std::uint32_t(*reinterpret_cast<const Bf16*>(shared + image + image_offset(row, channel))) << 16);
+}
+
+/// The three sides pair by pair, in place on the tiles of state terms; returns nothing, adds k exp(..) dK to `ends`.
+template <int D>
+__device__ void pairs_one_by_one(char* shared, const float* beta, const float (&end)[D / 32], float (&end_sum)[D / 32]) {
+    using S = Shared<D>;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const auto* sums = reinterpret_cast<const float*>(shared + S::sums);
+#pragma unroll 1
+    for (int x = 0; x < 8 * (D / 32); ++x) {
+        const int i = 8 * warp + x / (D / 32), e = x % (D / 32), c = lane * (D / 32) + e;
+        const float own = sums[i * D + c];
+        auto& q_side = *reinterpret_cast<float*>(shared + S::side_q + tile_offset<D>(i, c));
+        auto& k_side = *reinterpret_cast<float*>(shared + S::side_k + tile_offset<D>(i, c));
+        auto& column = *reinterpret_cast<float*>(shared + S::column + tile_offset<D>(i, c));
+        const float to_end = exp2_fast(end[e] - own), from_start = exp2_fast(own);
+        end_sum[e] += bf16_at(shared, S::ka, i, c) * to_end * column;
+        float rq = q_side * from_start, rk = k_side * from_start, ck = column * to_end;
+        for (int j = 0; j <= i; ++j) {
+            const float y = bf16_at(shared, S::ka, j, c) * exp2_fast(own - sums[j * D + c]);
+            rq += bf16_at(shared, S::dp, i, j) * y;
+            if (j < i) rk += bf16_at(shared, S::dl, i, j) * y;
+        }
+        for (int j = i; j < 64; ++j) {
+            const float y = exp2_fast(sums[j * D + c] - own);
+            ck += bf16_at(shared, S::dp, j, i) * bf16_at(shared, S::qa, j, c) * y;
+            if (j > i) ck += beta[j] * bf16_at(shared, S::dl, j, i) * bf16_at(shared, S::ka, j, c) * y;
+        }
+        q_side = rq, k_side = rk, column = ck;
+    }
+}
+
+template <int D>
+__global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
+    extern __shared__ __align__(1024) char shared[];
+    using S = Shared<D>;
+    using R = Record<D>;
+    using ChunkRows = Rows<D>;
+    constexpr int pairs = ChunkRows::pairs, channels = ChunkRows::channels;
+    const int index = blockIdx.x / launch.group_heads, group_head = blockIdx.x % launch.group_heads;
+    const Chunk chunk = launch.chunks[index];
+    if (chunk.rows == 0) return;
+    const int head = launch.first_head + group_head, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int group = warp >> 2, block = warp & 3, m = lane >> 3, r = lane & 7;
+    const std::int64_t at_record = record_index(launch, index, group_head);
+    const char* record = launch.records + at_record * launch.record_bytes;
+    const std::uint32_t base = ptx::shared_address(shared);
+    const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
+    auto* beta = floats(S::beta);
+    auto* barrier = reinterpret_cast<ptx::Barrier*>(shared + S::barrier);
+    const std::int64_t stride = static_cast<std::int64_t>(launch.heads) * D;
+
+    if (threadIdx.x == 0) {
+        ptx::barrier_init(barrier, 1);
+        ptx::fence_barrier_init();
+        ptx::fence_async_shared();
+        ptx::barrier_arrive_expect(barrier, 2 * R::tile + 2 * S::state + panel_bytes);
+        ptx::bulk_load(shared + S::z, launch.d_n + at_record * R::tile, R::tile, barrier);
+        ptx::bulk_load(shared + S::t, record + R::t, panel_bytes, barrier);
+        ptx::bulk_load(shared + S::s, launch.states + at_record * S::state, S::state, barrier);
+        ptx::bulk_load(shared + S::n, record + R::u, R::tile, barrier);
+        ptx::bulk_load(shared + S::d_s, launch.d_states + at_record * S::state, S::state, barrier);
+    }
+    for (int task = threadIdx.x; task < 64 * D / 8; task += threads) {
+        const int row = task / (D / 8), c = 8 * (task % (D / 8));
+        const bool valid = row < chunk.rows;
+        ptx::copy_16(base + S::d_out + image_offset(row, c),
+                     launch.d_out + (chunk.begin + (valid ? row : 0)) * stride + head * D + c, valid);
+    }
+    ptx::copy_commit();
+
+    ChunkRows rows;
+    float end[channels], last[channels];
+    bool one_by_one;
+    {
+        std::uint32_t z[8][pairs];
+        rows.load(launch, chunk, head, z);
+    }
+    if (threadIdx.x < 64)
+        beta[threadIdx.x] = threadIdx.x < chunk.rows
+                                ? launch.beta[(chunk.begin + threadIdx.x) * launch.heads + head]
+                                : 0.0f;
+    one_by_one = __syncthreads_or(rows.publish(floats(S::totals)));
+    if (threadIdx.x < 32)
+        reinterpret_cast<std::uint32_t*>(shared + S::beta_pairs)[threadIdx.x] =
+            ptx::pack_bf16(beta[2 * threadIdx.x], beta[2 * threadIdx.x + 1]);
+    {
+        float start[channels];
+        ChunkRows::prefix(floats(S::totals), start, end);
+#pragma unroll
+        for (int c = 0; c < channels; ++c) last[c] = rows.g[7][c];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float nq = rows.q_norm(i) * launch.scale, nk = rows.k_norm(i);
+            std::uint32_t qa[pairs], ka[pairs], kb[pairs];
+#pragma unroll
+            for (int p = 0; p < pairs; ++p) {
+                const float2 q = unpack_bf16(rows.q[i][p]), k = unpack_bf16(rows.k[i][p]);
+                float a[2], b[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int c = 2 * p + e;
+                    const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
+                    a[e] = one_by_one ? 1.0f : exp2_fast(relative), b[e] = one_by_one ? 1.0f : exp2_fast(-relative);
+                    if (one_by_one)
+                        floats(S::sums)[(8 * warp + i) * D + ChunkRows::channel() + c] = start[c] + rows.g[i][c];
+                }
+                qa[p] = ptx::pack_bf16(q.x * nq * a[0], q.y * nq * a[1]);
+                ka[p] = ptx::pack_bf16(k.x * nk * a[0], k.y * nk * a[1]);
+                kb[p] = ptx::pack_bf16(k.x * nk * b[0], k.y * nk * b[1]);
+            }
+            const std::uint32_t at = image_offset(8 * warp + i, ChunkRows::channel());
+            ChunkRows::store_row(shared + S::qa + at, qa);
+            ChunkRows::store_row(shared + S::ka + at, ka);
+            if (!one_by_one) ChunkRows::store_row(shared + S::kb + at, kb);
+        }
+    }
+    for (int c = threadIdx.x; c < D; c += threads) { // steps between the middles; from each middle to the end
+        float total[8], to_end = 0;
+#pragma unroll
+        for (int w = 0; w < 8; ++w) total[w] = floats(S::totals)[w * D + c];
+        floats(S::steps)[c] = exp2_fast(total[0]);
+        floats(S::steps)[4 * D + c] = exp2_fast(total[7]);
+        to_end = total[7];
+        floats(S::to_end)[3 * D + c] = exp2_fast(to_end);
+#pragma unroll
+        for (int i = 3; i >= 1; --i) {
+            const float step = total[2 * i - 1] + total[2 * i];
+            floats(S::steps)[i * D + c] = exp2_fast(step);
+            to_end += step;
+            floats(S::to_end)[(i - 1) * D + c] = exp2_fast(to_end);
+        }
+    }
+    ptx::copy_wait<0>();
+    ptx::fence_async_shared();
+    __syncthreads();
+    ptx::barrier_wait(barrier, 0);
+
+    const bool has_half = D == 128 || group == 0; // this warpgroup owns channels (or values) 64 group to + 63
+    float half[32];
+    if (has_half) {
+        ptx::wgmma_begin();
+#pragma unroll
+        for (int x = 0; x < 4; ++x)
+            ptx::Wgmma<64>::ss<ptx::Major::mn, ptx::Major::mn>(
+                half, ptx::wgmma_descriptor(base + S::t + 2048 * x),
+                ptx::wgmma_descriptor(base + S::z + group * panel_bytes + 2048 * x), x > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_touch(half);
+    }
+    __syncthreads();
+    if (has_half) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+            const std::uint32_t packed[4] = {ptx::pack_bf16(half[8 * x], half[8 * x + 1]), ptx::pack_bf16(half[8 * x + 2], half[8 * x + 3]),
+                                             ptx::pack_bf16(half[8 * x + 4], half[8 * x + 5]),
+                                             ptx::pack_bf16(half[8 * x + 6], half[8 * x + 7])};
+            ptx::store_matrix_x4(base + S::z + image_offset(16 * block + (m & 1) * 8 + r, 64 * group + 16 * x + (m >> 1) * 8), packed);
+        }
+        ptx::fence_async_shared();
+    }
+    __syncthreads();
+
+    float side[D / 2], square[32];
+    {
+        const std::uint32_t left = base + (group == 0 ? S::d_out : S::z);
+        ptx::wgmma_begin();
+#pragma unroll
+        for (int x = 0; x < D / 16; ++x)
+            ptx::Wgmma<64>::ss(square, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32),
+                               ptx::wgmma_descriptor(base + S::n + (x >> 2) * panel_bytes + (x & 3) * 32), x > 0);
+        ptx::wgmma_commit();
+        if (has_half) {
+#pragma unroll
+            for (int x = 0; x < D / 16; ++x)
+                ptx::Wgmma<64>::ss<ptx::Major::k, ptx::Major::mn>(
+                    half, ptx::wgmma_descriptor(base + S::n + (x >> 2) * panel_bytes + (x & 3) * 32),
+                    ptx::wgmma_descriptor(base + S::d_s + group * (D * 128) + 2048 * x), x > 0);
+        }
+#pragma unroll
+        for (int x = 0; x < D / 16; ++x)
+            ptx::Wgmma<D>::template ss<ptx::Major::k, ptx::Major::mn>(
+                side, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32),
+                ptx::wgmma_descriptor(base + S::s + 2048 * x, 1024, D * 128), x > 0);
+        ptx::wgmma_commit();
+    }
+    { // sum over values of dS_C S_0, by channel: four row ranges
+        constexpr int ranges = threads / (D / 2);
+        const int c = 2 * (threadIdx.x % (D / 2)), range = threadIdx.x / (D / 2);
+        float low = 0, high = 0;
+        for (int v = range * (D / ranges); v < (range + 1) * (D / ranges); ++v) {
+            const std::uint32_t at = (c >> 6) * (D * 128) + v * 128 + ((((c & 63) >> 3) ^ (v & 7)) << 4) + (c & 7) * 2;
+            const float2 x = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::s + at));
+            const float2 y = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::d_s + at));
+            low += x.x * y.x, high += x.y * y.y;
+        }
+        if (range < 4) {
+            floats(S::ends)[range * D + c] = low;
+            floats(S::ends)[range * D + c + 1] = high;
+        } else { // eight ranges when D is 64: the upper four go where the k sums of warps 0 to 3 would
+            floats(S::ends)[(range + 4) * D + c] = low;
+            floats(S::ends)[(range + 4) * D + c + 1] = high;
+        }
+    }
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_touch(square);
+    {
+        const char sign = group == 0 ? 0 : 1;
+        const int image = group == 0 ? S::dp : S::dl, column = 2 * (lane & 3);
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+#pragma unroll
+            for (int x = 0; x < 2; ++x) {
+                const int row = 16 * block + (lane >> 2) + 8 * x, col = 8 * j + column;
+                float low = square[4 * j + 2 * x], high = square[4 * j + 2 * x + 1];
+                low = col + sign <= row ? (sign ? -low : low) : 0.0f;
+                high = col + 1 + sign <= row ? (sign ? -high : high) : 0.0f;
+                *reinterpret_cast<std::uint32_t*>(shared + image + image_offset(row, col)) = ptx::pack_bf16(low, high);
+            }
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_touch(side);
+    ptx::wgmma_touch(half);
+    if (group == 1)
+#pragma unroll
+        for (int x = 0; x < D / 2; ++x) side[x] = -side[x];
+    if (has_half && !one_by_one) { // sum over tokens of k exp(G_C - G) times its gradient, by channel
+        const float* to_end = floats(S::to_end) + block * D + 64 * group;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            const int column = 8 * j + 2 * (lane & 3), row = 16 * block + (lane >> 2);
+            const float2 k0 = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::kb + image_offset(row, 64 * group + column)));
+            const float2 k1 = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::kb + image_offset(row + 8, 64 * group + column)));
+            float low = (k0.x * half[4 * j] + k1.x * half[4 * j + 2]) * to_end[column];
+            float high = (k0.y * half[4 * j + 1] + k1.y * half[4 * j + 3]) * to_end[column + 1];
+#pragma unroll
+            for (int x = 4; x < 32; x *= 2) {
+                low += __shfl_xor_sync(0xffffffffu, low, x);
+                high += __shfl_xor_sync(0xffffffffu, high, x);
+            }
+            if (lane < 4) {
+                floats(S::ends)[(4 + block) * D + 64 * group + column] = low;
+                floats(S::ends)[(4 + block) * D + 64 * group + column + 1] = high;
+            }
+        }
+    }
+    __syncthreads(); // dP and dL are complete; s, d_s, d_out and n are free
+
+    if (!one_by_one) {
+        const std::uint32_t own = base + (group == 0 ? S::dp : S::dl);
+        for (int j = 0; j <= block; ++j) {
+            scale_columns<D>(side, floats(S::steps) + j * D);
+            std::uint32_t a[4];
+            ptx::load_matrix_x4(a, own + image_offset(16 * block + (m & 1) * 8 + r, 16 * j + (m >> 1) * 8));
+            multiply_rows(side, a, base + S::kb, 16 * j, 0);
+        }
+        if (has_half)
+            for (int i = 3; i >= block; --i) {
+                scale_columns<D>(half, floats(S::steps) + (i + 1) * D + 64 * group);
+                const std::uint32_t at = image_offset(16 * i + (m >> 1) * 8 + r, 16 * block + (m & 1) * 8);
+                std::uint32_t a[4];
+                ptx::load_matrix_x4_transposed(a, base + S::dp + at);
+                multiply_rows(half, a, base + S::qa, 16 * i, 64 * group);
+                ptx::load_matrix_x4_transposed(a, base + S::dl + at);
+                const auto* b = reinterpret_cast<const std::uint32_t*>(shared + S::beta_pairs) + 8 * i + (lane & 3);
+                a[0] = multiply_bf16(a[0], b[0]), a[1] = multiply_bf16(a[1], b[0]);
+                a[2] = multiply_bf16(a[2], b[4]), a[3] = multiply_bf16(a[3], b[4]);
+                multiply_rows(half, a, base + S::ka, 16 * i, 64 * group);
+            }
+    }
+    store_tile<D>(shared + (group == 0 ? S::side_q : S::side_k), side, 0);
+    if (has_half) store_tile<D>(shared + S::column, half, 64 * group);
+    __syncthreads();
+
+    float end_sum[channels]; // the gradient of G_C beyond its own row
+    {
+        float kept[channels] = {};
+        if (one_by_one) {
+            pairs_one_by_one<D>(shared, beta, end, kept);
+#pragma unroll
+            for (int c = 0; c < channels; ++c) floats(S::totals)[warp * D + ChunkRows::channel() + c] = kept[c];
+            __syncthreads();
+        }
+#pragma unroll
+        for (int c = 0; c < channels; ++c) {
+            const int channel = ChunkRows::channel() + c;
+            float states = 0, keys = 0;
+            for (int x = 0; x < 4; ++x) states += floats(S::ends)[x * D + channel];
+            if (D == 64)
+                for (int x = 8; x < 12; ++x) states += floats(S::ends)[x * D + channel];
+            if (one_by_one)
+                for (int x = 0; x < 8; ++x) keys += floats(S::totals)[x * D + channel];
+            else
+                for (int x = 4; x < 8; ++x) keys += floats(S::ends)[x * D + channel];
+            end_sum[c] = states * exp2_fast(end[c]) + keys;
+        }
+    }
+    __syncthreads();
+
+    // From here a warp has its 8 rows again.
+    float dq[8][channels], dk[8][channels], dg[8][channels], dots[16], beta_dots[16];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = 8 * warp + i;
+        const bool valid = row < chunk.rows;
+        const float nq = rows.q_norm(i), nk = rows.k_norm(i), b = beta[row];
+        const std::int64_t at = (chunk.begin + row) * stride + head * D + ChunkRows::channel();
+        std::uint32_t v[pairs] = {}, z[pairs], dv[pairs];
+        if (valid) ChunkRows::load_row(v, launch.v + at);
+        ChunkRows::load_row(z, reinterpret_cast<const Bf16*>(shared + S::z + image_offset(row, ChunkRows::channel())));
+        float dot_q = 0, dot_k = 0, dot_b = 0;
+#pragma unroll
+        for (int p = 0; p < pairs; ++p) {
+            const float2 q2 = unpack_bf16(rows.q[i][p]), k2 = unpack_bf16(rows.k[i][p]), v2 = unpack_bf16(v[p]), z2 = unpack_bf16(z[p]);
+            const int at_tile = tile_offset<D>(row, ChunkRows::channel() + 2 * p);
+            const float2 tq = *reinterpret_cast<const float2*>(shared + S::side_q + at_tile);
+            const float2 tk = *reinterpret_cast<const float2*>(shared + S::side_k + at_tile);
+            const float2 tc = *reinterpret_cast<const float2*>(shared + S::column + at_tile);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int c = 2 * p + e;
+                const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
+                const float fa = one_by_one ? 1.0f : exp2_fast(relative), fb = one_by_one ? 1.0f : exp2_fast(-relative);
+                const float q = (e ? q2.y : q2.x) * nq, k = (e ? k2.y : k2.x) * nk; // unit vectors
+                const float rq = fa * (e ? tq.y : tq.x) * launch.scale, rk = fa * (e ? tk.y : tk.x), ck = fb * (e ? tc.y : tc.x);
+                dq[i][c] = rq;
+                dk[i][c] = b * rk + ck;
+                dg[i][c] = q * rq + k * (b * rk - ck);
+                dot_q += q * rq;
+                dot_k += k * dk[i][c];
+                dot_b += k * rk + (e ? z2.y * v2.y : z2.x * v2.x);
+            }
+            dv[p] = ptx::pack_bf16(b * z2.x, b * z2.y);
+        }
+        if (valid) ChunkRows::store_row(launch.d_v + at, dv);
+        dots[i] = dot_q, dots[8 + i] = dot_k;
+        beta_dots[i] = dot_b, beta_dots[8 + i] = 0.0f;
+    }
+    const float dot = reduce_16(dots), beta_dot = reduce_16(beta_dots);
+    if (lane < 16 && (lane & 1) == 0 && 8 * warp + lane / 2 < chunk.rows)
+        launch.d_beta[(chunk.begin + 8 * warp + lane / 2) * launch.heads + head] = beta_dot;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float dot_q = __shfl_sync(0xffffffffu, dot, 2 * i), dot_k = __shfl_sync(0xffffffffu, dot, 16 + 2 * i);
+        const float nq = rows.q_norm(i), nk = rows.k_norm(i);
+        std::uint32_t out_q[pairs], out_k[pairs];
+#pragma unroll
+        for (int p = 0; p < pairs; ++p) {
+            const float2 q = unpack_bf16(rows.q[i][p]), k = unpack_bf16(rows.k[i][p]);
+            out_q[p] = ptx::pack_bf16(nq * (dq[i][2 * p] - q.x * nq * dot_q), nq * (dq[i][2 * p + 1] - q.y * nq * dot_q));
+            out_k[p] = ptx::pack_bf16(nk * (dk[i][2 * p] - k.x * nk * dot_k), nk * (dk[i][2 * p + 1] - k.y * nk * dot_k));
+        }
+        if (8 * warp + i < chunk.rows) {
+            const std::int64_t at = (chunk.begin + 8 * warp + i) * stride + head * D + ChunkRows::channel();
+            ChunkRows::store_row(launch.d_q + at, out_q);
+            ChunkRows::store_row(launch.d_k + at, out_k);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < channels; ++c) { // sums from the chunk's end
+#pragma unroll
+        for (int i = 6; i >= 0; --i) dg[i][c] += dg[i + 1][c];
+        floats(S::totals)[warp * D + ChunkRows::channel() + c] = dg[0][c];
+    }
+    __syncthreads();
+    float by_bias[channels] = {}, by_a[channels] = {};
+    const float a = gate_scale(launch.a_log[head]);
+#pragma unroll
+    for (int c = 0; c < channels; ++c)
+#pragma unroll
+        for (int w = 1; w < 8; ++w)
+            if (w > warp) end_sum[c] += floats(S::totals)[w * D + ChunkRows::channel() + c];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (8 * warp + i >= chunk.rows) continue;
+        const std::int64_t at = (chunk.begin + 8 * warp + i) * stride + head * D + ChunkRows::channel();
+        std::uint32_t z[pairs], out[pairs];
+        ChunkRows::load_row(z, launch.gate + at);
+#pragma unroll
+        for (int p = 0; p < pairs; ++p) {
+            const float2 z2 = unpack_bf16(z[p]);
+            float dz[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int c = 2 * p + e;
+                const float bias = launch.dt_bias != nullptr ? launch.dt_bias[head * D + ChunkRows::channel() + c] : 0.0f;
+                const auto slope = gate_slope((e ? z2.y : z2.x) + bias, a, launch.lower_bound);
+                const float sum = dg[i][c] + end_sum[c];
+                dz[e] = sum * slope.by_z;
+                by_bias[c] += dz[e];
+                by_a[c] += sum * slope.by_a_log;
+            }
+            out[p] = ptx::pack_bf16(dz[0], dz[1]);
+        }
+        ChunkRows::store_row(launch.d_gate + at, out);
+    }
+    // Parameter sums of the chunk: tiles are free now.
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < channels; ++c) {
+        floats(0)[warp * 2 * D + ChunkRows::channel() + c] = by_bias[c];
+        floats(0)[warp * 2 * D + D + ChunkRows::channel() + c] = by_a[c];
+    }
+    __syncthreads();
+    if (threadIdx.x < 2 * D) {
+        float sum = 0;
+        for (int w = 0; w < 8; ++w) sum += floats(0)[w * 2 * D + threadIdx.x];
+        launch.parameter_partials[at_record * 2 * D + threadIdx.x] = sum;
+    }
+}
+
+template <int D>
+void launch_backward(const Launch& launch, cudaStream_t stream) {
+    check(cudaFuncSetAttribute(backward<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared<D>::bytes),
+          "shared memory of kda backward");
+    backward<D><<<static_cast<unsigned>(launch.max_chunks) * launch.group_heads, threads, Shared<D>::bytes, stream>>>(launch);
+    check_launch("kda backward", describe(launch));
+}
+
+} // namespace
+
+void backward_chunks(const Launch& launch, int head_dim, cudaStream_t stream) {
+    head_dim == 128 ? launch_backward<128>(launch, stream) : launch_backward<64>(launch, stream);
+}
+
+} // namespace moeplan::kernels::kda
