@@ -69,6 +69,23 @@ struct InputGradient {
 };
 void input_gradient(const InputGradient& args, cudaStream_t stream);
 
+/// Backward of the gated activation and of the routing weight in one pass, from g = dout W_down (the input gradient of the
+/// down layer without its routing weight). For choice c of row r = row_of[c] (absent: r = c; -1: dropped):
+///     dpre_r = w_c g_r activation'(pre_r),   dweights_c = <g_r, activation(pre_r)>
+/// so that neither the down layer's output nor its input need be kept.
+struct GatedBackward {
+    int choices = 0;
+    int width = 0;                   ///< i, a multiple of 8
+    const int* row_of = nullptr;     ///< [choices] or absent
+    const float* weights = nullptr;  ///< [choices] or absent (1)
+    const bf16* pre = nullptr;       ///< [rows, 2 i] in halves
+    const bf16* g = nullptr;         ///< [rows, i]
+    GatedActivation activation = GatedActivation::swiglu;
+    bf16* dpre = nullptr;            ///< [rows, 2 i] in halves
+    float* dweights = nullptr;       ///< [choices] or absent
+};
+void gated_backward(const GatedBackward& args, cudaStream_t stream);
+
 /// What the kernels keep beside their operands: nothing.
 [[nodiscard]] constexpr std::size_t workspace_bytes(const Dims&) { return 0; }
 

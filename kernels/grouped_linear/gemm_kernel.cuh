@@ -100,8 +100,6 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
     if (!C::gathered && !leader) return;
     const int items_step = gridDim.x / C::cluster;
     ptx::RingPosition<ring_stages> at{0, 1};
-    ptx::RingPosition<ring_stages> landed{0, 0}; // gathered rows: next stage to be announced
-    int in_flight = 0;
     TileWalk<C::cluster> walk(tail.offsets, p.experts, p.row_tiles);
     Tile tile;
     for (int item = blockIdx.x / C::cluster; walk.find(item, rank, tile); item += items_step) {
@@ -146,25 +144,10 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
                             ptx::copy_16(to + swizzle_128(row, chunk), valid ? rows[i] + column : p.tokens, valid);
                         }
                     }
-                    ptx::copy_commit();
-                    if (++in_flight == 3) { // announce with two groups behind in flight
-                        ptx::copy_wait<2>();
-                        ptx::fence_async_shared();
-                        ptx::barrier_arrive(&tail.full[landed.stage]);
-                        landed.advance();
-                        --in_flight;
-                    }
+                    ptx::barrier_arrive_after_async_copies(full);
                 }
                 at.advance();
             }
-        }
-    }
-    if constexpr (C::gathered) {
-        ptx::copy_wait<0>();
-        ptx::fence_async_shared();
-        for (; in_flight > 0; --in_flight) {
-            ptx::barrier_arrive(&tail.full[landed.stage]);
-            landed.advance();
         }
     }
 }
@@ -196,6 +179,7 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
         const std::uint64_t a1 = ptx::wgmma_descriptor(weights + first + second);
         const std::uint64_t b = ptx::wgmma_descriptor(weights + weight_stage);
         ptx::barrier_wait(&tail.full[at.stage], at.parity);
+        if constexpr (C::gathered) ptx::fence_async_shared(); // the rows were written by ordinary asynchronous copies
         ptx::wgmma_begin();
 #pragma unroll
         for (int kk = 0; kk < step_k / 16; ++kk) {

@@ -53,7 +53,8 @@ void compare(const router::Dims& d, unsigned seed) {
     EXPECT_EQ(got.experts, experts);
     EXPECT_EQ(got.counts, counts);
     EXPECT_LT(relative_error({got.weights.begin(), got.weights.end()}, weights), 1e-5);
-    EXPECT_LT(relative_error({got.dlogits.begin(), got.dlogits.end()}, dlogits), 1e-4);
+    // 1 - s and dw - mean cancel in fp32 where scores saturate.
+    EXPECT_LT(relative_error({got.dlogits.begin(), got.dlogits.end()}, dlogits), 1e-3);
     if (d.auxiliary != 0) {
         EXPECT_NEAR(got.loss, loss, 1e-5 * loss);
     }
