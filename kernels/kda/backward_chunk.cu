@@ -73,6 +73,11 @@ __device__ __forceinline__ void store_tile(char* tile, const float (&c)[count], 
     }
 }
 
+/// beta = folded * rest: dL is kept times `folded`, so that the row and the column side see the same rounded number; an
+/// all but vanishing beta stays outside, because d_beta divides by the folded part.
+__device__ __forceinline__ float beta_folded(float beta) { return fabsf(beta) > 1e-18f ? beta : 1.0f; }
+__device__ __forceinline__ float beta_rest(float beta) { return fabsf(beta) > 1e-18f ? 1.0f : beta; }
+
 __device__ __forceinline__ float bf16_at(const char* shared, int image, int row, int channel) {
     return __uint_as_float(std::uint32_t(*reinterpret_cast<const Bf16*>(shared + image + image_offset(row, channel))) << 16);
 }
@@ -101,7 +106,7 @@ __device__ void pairs_one_by_one(char* shared, const float* beta, const float (&
         for (int j = i; j < 64; ++j) {
             const float y = exp2_fast(sums[j * D + c] - own);
             ck += bf16_at(shared, S::dp, j, i) * bf16_at(shared, S::qa, j, c) * y;
-            if (j > i) ck += beta[j] * bf16_at(shared, S::dl, j, i) * bf16_at(shared, S::ka, j, c) * y;
+            if (j > i) ck += beta_rest(beta[j]) * bf16_at(shared, S::dl, j, i) * bf16_at(shared, S::ka, j, c) * y;
         }
         q_side = rq, k_side = rk, column = ck;
     }
@@ -160,7 +165,7 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     one_by_one = __syncthreads_or(rows.publish(floats(S::totals)));
     if (threadIdx.x < 32)
         reinterpret_cast<std::uint32_t*>(shared + S::beta_pairs)[threadIdx.x] =
-            ptx::pack_bf16(beta[2 * threadIdx.x], beta[2 * threadIdx.x + 1]);
+            ptx::pack_bf16(beta_rest(beta[2 * threadIdx.x]), beta_rest(beta[2 * threadIdx.x + 1]));
     {
         float start[channels];
         ChunkRows::prefix(floats(S::totals), start, end);
@@ -291,17 +296,21 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
             for (int x = 0; x < 2; ++x) {
                 const int row = 16 * block + (lane >> 2) + 8 * x, col = 8 * j + column;
                 float low = square[4 * j + 2 * x], high = square[4 * j + 2 * x + 1];
-                low = col + sign <= row ? (sign ? -low : low) : 0.0f;
-                high = col + 1 + sign <= row ? (sign ? -high : high) : 0.0f;
+                const float factor = sign ? -beta_folded(beta[row]) : 1.0f;
+                low = col + sign <= row ? factor * low : 0.0f;
+                high = col + 1 + sign <= row ? factor * high : 0.0f;
                 *reinterpret_cast<std::uint32_t*>(shared + image + image_offset(row, col)) = ptx::pack_bf16(low, high);
             }
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(side);
     ptx::wgmma_touch(half);
-    if (group == 1)
+    if (group == 1) {
+        const int row = 16 * block + (lane >> 2);
+        const float low = -beta_folded(beta[row]), high = -beta_folded(beta[row + 8]);
 #pragma unroll
-        for (int x = 0; x < D / 2; ++x) side[x] = -side[x];
+        for (int x = 0; x < D / 2; ++x) side[x] *= (x & 2) ? high : low;
+    }
     if (has_half && !one_by_one) { // sum over tokens of k exp(G_C - G) times its gradient, by channel
         const float* to_end = floats(S::to_end) + block * D + 64 * group;
 #pragma unroll
@@ -381,14 +390,22 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     for (int i = 0; i < 8; ++i) {
         const int row = 8 * warp + i;
         const bool valid = row < chunk.rows;
-        const float nq = rows.q_norm(i), nk = rows.k_norm(i), b = beta[row];
+        const float nq = rows.q_norm(i), nk = rows.k_norm(i), b = beta[row], rest = beta_rest(b), per_folded = 1.0f / beta_folded(b);
         const std::int64_t at = (chunk.begin + row) * stride + head * D + ChunkRows::channel();
         std::uint32_t v[pairs] = {}, z[pairs], dv[pairs];
         if (valid) ChunkRows::load_row(v, launch.v + at);
         ChunkRows::load_row(z, reinterpret_cast<const Bf16*>(shared + S::z + image_offset(row, ChunkRows::channel())));
+        // The gate's gradient is a sum of terms that cancel in pairs (row i, column j) where decay is strong; they do so
+        // only if both sides multiply the same rounded factors, those of the tiles.
+        std::uint32_t qa[pairs], ka[pairs], kb[pairs];
+        const auto image_row = [&](std::uint32_t(&x)[pairs], int image) {
+            ChunkRows::load_row(x, reinterpret_cast<const Bf16*>(shared + image + image_offset(row, ChunkRows::channel())));
+        };
+        image_row(qa, S::qa), image_row(ka, S::ka), image_row(kb, one_by_one ? S::ka : S::kb);
         float dot_q = 0, dot_k = 0, dot_b = 0;
 #pragma unroll
         for (int p = 0; p < pairs; ++p) {
+            const float2 qa2 = unpack_bf16(qa[p]), ka2 = unpack_bf16(ka[p]), kb2 = unpack_bf16(kb[p]);
             const float2 q2 = unpack_bf16(rows.q[i][p]), k2 = unpack_bf16(rows.k[i][p]), v2 = unpack_bf16(v[p]), z2 = unpack_bf16(z[p]);
             const int at_tile = tile_offset<D>(row, ChunkRows::channel() + 2 * p);
             const float2 tq = *reinterpret_cast<const float2*>(shared + S::side_q + at_tile);
@@ -400,13 +417,14 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
                 const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
                 const float fa = one_by_one ? 1.0f : exp2_fast(relative), fb = one_by_one ? 1.0f : exp2_fast(-relative);
                 const float q = (e ? q2.y : q2.x) * nq, k = (e ? k2.y : k2.x) * nk; // unit vectors
-                const float rq = fa * (e ? tq.y : tq.x) * launch.scale, rk = fa * (e ? tk.y : tk.x), ck = fb * (e ? tc.y : tc.x);
+                const float sq = e ? tq.y : tq.x, sk = (e ? tk.y : tk.x) * rest, sc = e ? tc.y : tc.x;
+                const float rq = fa * sq * launch.scale, rk = fa * sk, ck = fb * sc;
                 dq[i][c] = rq;
-                dk[i][c] = b * rk + ck;
-                dg[i][c] = q * rq + k * (b * rk - ck);
+                dk[i][c] = rk + ck;
+                dg[i][c] = (e ? qa2.y : qa2.x) * sq + (e ? ka2.y : ka2.x) * sk - (e ? kb2.y : kb2.x) * sc;
                 dot_q += q * rq;
                 dot_k += k * dk[i][c];
-                dot_b += k * rk + (e ? z2.y * v2.y : z2.x * v2.x);
+                dot_b += k * fa * (e ? tk.y : tk.x) * per_folded + (e ? z2.y * v2.y : z2.x * v2.x);
             }
             dv[p] = ptx::pack_bf16(b * z2.x, b * z2.y);
         }

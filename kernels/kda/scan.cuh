@@ -9,6 +9,12 @@
 
 namespace moeplan::kernels::kda {
 
+/// The same value in all lanes, known to ptxas as such: in paths that it takes for divergent it serialises wgmma.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+__device__ __forceinline__ Segment uniform(const Segment& x) {
+    return {uniform(x.first_chunk), uniform(x.chunks), uniform(x.sequence), uniform(x.position)};
+}
+
 /// Accumulators [64, 8 n] to A fragments of the same matrix.
 template <int count>
 __device__ __forceinline__ void to_fragments(std::uint32_t (&a)[count / 8][4], const float (&d)[count]) {
@@ -86,6 +92,10 @@ __device__ __forceinline__ std::int64_t state_offset(const Launch& launch, bool 
                                    : static_cast<std::int64_t>(segment) * launch.group_heads + group_head;
     return index * D * D;
 }
+
+/// Two consumer warpgroups need more registers than an equal share: the producer is a warpgroup that gives its own up.
+template <int groups>
+inline constexpr int scan_threads = groups == 2 ? 384 : 160;
 
 template <int stages>
 struct Pipeline {

@@ -23,7 +23,7 @@ struct Stage {
 };
 
 template <int D, int groups, ScanKind kind>
-__global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch, const ScanStates states) {
+__global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch launch, const ScanStates states) {
     using S = Stage<D, groups, kind>;
     using R = Record<D>;
     constexpr int slices = D / 64 * (kind == ScanKind::affine ? 2 : 1), blocks = slices / groups;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
 
     const int slice_block = blockIdx.x % blocks, item = blockIdx.x / blocks;
     const int group_head = item % launch.group_heads, segment_index = item / launch.group_heads;
-    const Segment segment = launch.segments[segment_index];
+    const Segment segment = uniform(launch.segments[segment_index]);
     if (segment.sequence < 0) return;
     const int first_slice = slice_block * groups;
     if (threadIdx.x == 0) {
@@ -41,7 +41,9 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
     }
     __syncthreads();
 
-    if (threadIdx.x >= groups * 128) { // producer
+    if (uniform(threadIdx.x >> 5) >= groups * 4) { // producer
+        if constexpr (groups == 2) ptx::registers_release<40>();
+        if (threadIdx.x >= groups * 128 + 32) return;
         if (threadIdx.x != groups * 128) return;
         ptx::RingPosition<S::stages> ring;
         for (int c = 0; c < segment.chunks; ++c, ring.advance()) {
@@ -62,6 +64,7 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
         return;
     }
 
+    if constexpr (groups == 2) ptx::registers_acquire<232>();
     const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, lane = threadIdx.x & 31;
     const int slice = first_slice + group;
     const bool is_map = kind == ScanKind::affine && slice >= D / 64; // these columns start from the identity, with U = 0
@@ -127,6 +130,8 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
             }
         }
         const auto w = ptx::wgmma_descriptor(stage + S::w, 1024, 8192);
+        ptx::wgmma_touch(n);
+        keep_alive(a);
         ptx::wgmma_begin();
 #pragma unroll
         for (int x = 0; x < D / 16; ++x)
@@ -147,25 +152,18 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                 ptx::bulk_commit();
             }
         }
-        ptx::wgmma_wait<1>(); // the output of the previous chunk; nothing in the first
+        ptx::wgmma_wait<1>(); // true already; ptxas sees from it that s and o are not in flight, else it waits for n here
         if constexpr (S::out) ptx::wgmma_touch(o);
+        ptx::wgmma_touch(s);
         if (c > 0) finish_previous();
-        if constexpr (S::out) {
-#pragma unroll
-            for (int x = 0; x < 32; ++x) o[x] = 0.0f;
-            const auto q_up = ptx::wgmma_descriptor(stage + S::q_up);
-            ptx::wgmma_begin();
-#pragma unroll
-            for (int x = 0; x < D / 16; ++x)
-                ptx::Wgmma<64>::rs<ptx::Major::k>(o, a[x], ptx::wgmma_advance(q_up, (x >> 2) * panel_bytes + (x & 3) * 32), true);
-            ptx::wgmma_commit();
-        }
         decay_state<D>(s, reinterpret_cast<const float*>(shared + ring.stage * S::bytes + S::gamma));
-        // All of it: ptxas serialises every wgmma of the kernel where o takes a second batch before its first retired.
+        ptx::wgmma_touch(s);
+        // Nothing else is in flight here: ptxas serialises every wgmma of a kernel in which accumulators are touched by
+        // ordinary instructions between two batches in flight.
         ptx::wgmma_wait<0>();
         ptx::wgmma_touch(n);
-        if constexpr (S::out) ptx::wgmma_touch(o);
         to_fragments(n_fragments, n);
+        keep_alive(n_fragments);
         const auto k_end = ptx::wgmma_descriptor(stage + S::k_end, 1024, 8192);
         ptx::wgmma_begin();
 #pragma unroll
@@ -173,7 +171,10 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
             ptx::Wgmma<D>::template rs<ptx::Major::mn>(s, n_fragments[x], ptx::wgmma_advance(k_end, 2048 * x), true);
         ptx::wgmma_commit();
         if constexpr (S::out) {
-            const auto p = ptx::wgmma_descriptor(stage + S::p);
+            const auto p = ptx::wgmma_descriptor(stage + S::p), q_up = ptx::wgmma_descriptor(stage + S::q_up);
+#pragma unroll
+            for (int x = 0; x < D / 16; ++x)
+                ptx::Wgmma<64>::rs<ptx::Major::k>(o, a[x], ptx::wgmma_advance(q_up, (x >> 2) * panel_bytes + (x & 3) * 32), x > 0);
 #pragma unroll
             for (int x = 0; x < 4; ++x)
                 ptx::Wgmma<64>::rs<ptx::Major::k>(o, n_fragments[x], ptx::wgmma_advance(p, 32 * x), true);
@@ -191,8 +192,9 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                 ptx::bulk_wait_read<0>();
             }
         }
-        ptx::wgmma_wait<S::out ? 1 : 0>();
+        ptx::wgmma_wait<0>();
         ptx::wgmma_touch(s);
+        if constexpr (S::out) ptx::wgmma_touch(o);
         keep_alive(a);
         keep_alive(n_fragments);
         if constexpr (S::out) previous = launch.chunks[segment.first_chunk + c];
@@ -200,8 +202,6 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
         ring.advance();
     }
     if (segment.chunks > 0) {
-        ptx::wgmma_wait<0>();
-        if constexpr (S::out) ptx::wgmma_touch(o);
         finish_previous();
     }
     float* end = is_map ? states.map : states.end;
@@ -218,7 +218,7 @@ void launch_scan(const Launch& launch, const ScanStates& states, cudaStream_t st
     constexpr int blocks = D / 64 * (kind == ScanKind::affine ? 2 : 1) / groups;
     check(cudaFuncSetAttribute(scan<D, groups, kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared),
           "shared memory of kda scan");
-    scan<D, groups, kind><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * blocks, groups * 128 + 32, S::shared,
+    scan<D, groups, kind><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * blocks, scan_threads<groups>, S::shared,
                             stream>>>(launch, states);
     check_launch("kda forward scan", describe(launch));
 }

@@ -20,7 +20,7 @@ struct Stage {
 };
 
 template <int D, int groups, bool keep>
-__global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch, const ScanStates states) {
+__global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch launch, const ScanStates states) {
     using S = Stage<D, groups>;
     using R = Record<D>;
     constexpr int blocks = D / 64 / groups;
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
 
     const int slice_block = blockIdx.x % blocks, item = blockIdx.x / blocks;
     const int group_head = item % launch.group_heads, segment_index = item / launch.group_heads;
-    const Segment segment = launch.segments[segment_index];
+    const Segment segment = uniform(launch.segments[segment_index]);
     if (segment.sequence < 0) return;
     const int first_slice = slice_block * groups, lane = threadIdx.x & 31;
     if (threadIdx.x == 0) {
@@ -39,7 +39,9 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
     __syncthreads();
     const std::uint32_t base = ptx::shared_address(shared);
 
-    if (threadIdx.x >= groups * 128) { // producer
+    if (uniform(threadIdx.x >> 5) >= groups * 4) { // producer
+        if constexpr (groups == 2) ptx::registers_release<40>();
+        if (threadIdx.x >= groups * 128 + 32) return;
         ptx::RingPosition<S::stages> ring;
         for (int c = segment.chunks - 1; c >= 0; --c, ring.advance()) {
             const Chunk chunk = launch.chunks[segment.first_chunk + c];
@@ -64,6 +66,7 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
         return;
     }
 
+    if constexpr (groups == 2) ptx::registers_acquire<232>();
     const int group = threadIdx.x >> 7, thread = threadIdx.x & 127, warp = thread >> 5, m = lane >> 3, r = lane & 7;
     const int slice = first_slice + group, first_value = 64 * slice;
     float s[D / 2];
@@ -86,6 +89,9 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
 #pragma unroll
         for (int x = 0; x < 32; ++x) n[x] = 0.0f;
         const auto p = ptx::wgmma_descriptor(stage + S::p, 1024, 8192), k_end = ptx::wgmma_descriptor(stage + S::k_end);
+        ptx::wgmma_touch(n);
+        keep_alive(a);
+        keep_alive(d_out);
         ptx::wgmma_begin();
 #pragma unroll
         for (int x = 0; x < 4; ++x)
@@ -94,13 +100,10 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
         for (int x = 0; x < D / 16; ++x)
             ptx::Wgmma<64>::rs<ptx::Major::k>(n, a[x], ptx::wgmma_advance(k_end, (x >> 2) * panel_bytes + (x & 3) * 32), true);
         ptx::wgmma_commit();
+        ptx::wgmma_wait<1>(); // see scan_forward.cu
+        ptx::wgmma_touch(s);
         decay_state<D>(s, reinterpret_cast<const float*>(shared + ring.stage * S::bytes + S::gamma));
-        const auto q_up = ptx::wgmma_descriptor(stage + S::q_up, 1024, 8192);
-        ptx::wgmma_begin();
-#pragma unroll
-        for (int x = 0; x < 4; ++x)
-            ptx::Wgmma<D>::template rs<ptx::Major::mn>(s, d_out[x], ptx::wgmma_advance(q_up, 2048 * x), true);
-        ptx::wgmma_commit();
+        ptx::wgmma_touch(s);
         if constexpr (keep) {
             if (thread == 0) ptx::bulk_wait_read<0>();
             ptx::named_barrier(1 + group, 128);
@@ -115,12 +118,17 @@ __global__ void __launch_bounds__(groups * 128 + 32, 1) scan(const Launch launch
                 ptx::bulk_commit();
             }
         }
-        ptx::wgmma_wait<0>(); // not <1>: see scan_forward.cu
+        // Nothing else is in flight here: ptxas serialises every wgmma of a kernel in which accumulators are touched by
+        // ordinary instructions between two batches in flight.
+        ptx::wgmma_wait<0>();
         ptx::wgmma_touch(n);
-        ptx::wgmma_touch(s);
         to_fragments(n_fragments, n);
-        const auto w = ptx::wgmma_descriptor(stage + S::w);
+        keep_alive(n_fragments);
+        const auto w = ptx::wgmma_descriptor(stage + S::w), q_up = ptx::wgmma_descriptor(stage + S::q_up, 1024, 8192);
         ptx::wgmma_begin();
+#pragma unroll
+        for (int x = 0; x < 4; ++x)
+            ptx::Wgmma<D>::template rs<ptx::Major::mn>(s, d_out[x], ptx::wgmma_advance(q_up, 2048 * x), true);
 #pragma unroll
         for (int x = 0; x < 4; ++x)
             ptx::Wgmma<D>::template rs<ptx::Major::k>(s, n_fragments[x], ptx::wgmma_advance(w, 32 * x), true);
@@ -158,7 +166,7 @@ void launch_scan(const Launch& launch, const ScanStates& states, cudaStream_t st
     using S = Stage<D, groups>;
     check(cudaFuncSetAttribute(scan<D, groups, keep>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared),
           "shared memory of kda reverse scan");
-    scan<D, groups, keep><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * (D / 64 / groups), groups * 128 + 32,
+    scan<D, groups, keep><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * (D / 64 / groups), scan_threads<groups>,
                             S::shared, stream>>>(launch, states);
     check_launch("kda reverse scan", describe(launch));
 }
