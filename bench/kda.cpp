@@ -30,9 +30,11 @@ DeviceBuffer random_bf16(std::size_t count, unsigned seed) {
         }
     }
     DeviceBuffer buffer(count * 2);
-    for (std::size_t at = 0; at < count; at += 1 << 22)
-        check(cudaMemcpy(buffer.get<std::uint16_t>() + at, block.data() + seed * 997 % 4096, std::min<std::size_t>(1 << 22, count - at) * 2,
-                         cudaMemcpyHostToDevice), "fill inputs");
+    const std::size_t first = std::min<std::size_t>(count, 1 << 22);
+    check(cudaMemcpy(buffer.get(), block.data() + seed * 997 % 4096, first * 2, cudaMemcpyHostToDevice), "fill inputs");
+    for (std::size_t at = first; at < count; at += first)
+        check(cudaMemcpy(buffer.get<std::uint16_t>() + at, buffer.get(), std::min(first, count - at) * 2, cudaMemcpyDeviceToDevice),
+              "fill inputs");
     return buffer;
 }
 
@@ -80,10 +82,11 @@ void run(int heads, std::int64_t tokens, Anchor anchor, double limit, int replay
                bias = DeviceBuffer::of(std::vector<float>(heads * 128, -0.5f));
     DeviceBuffer out(elements * 2), dq(elements * 2), dk(elements * 2), dv(elements * 2), dg(elements * 2), dbeta(beta.size() * 4),
         da(heads * 4), dbias(heads * 512);
-    const std::size_t bytes_f = workspace_bytes(dims, {}, Pass::forward), bytes_b = workspace_bytes(dims, options, Pass::backward);
+    const Options forward_options = tokens >= 1 << 20 ? options : Options{};
+    const std::size_t bytes_f = workspace_bytes(dims, forward_options, Pass::forward), bytes_b = workspace_bytes(dims, options, Pass::backward);
     DeviceBuffer scratch(std::max(bytes_f, bytes_b));
     const auto queue_forward = [&](int i) {
-        Forward call{.dims = dims, .gate_form = {.form = form}};
+        Forward call{.dims = dims, .gate_form = {.form = form}, .options = forward_options};
         call.q = q[i % sets].get<Bf16>(), call.k = k[i % sets].get<Bf16>(), call.v = v[i % sets].get<Bf16>(), call.gate = g[i % sets].get<Bf16>();
         call.beta = d_beta_in.get<float>(), call.a_log = a_log.get<float>(), call.dt_bias = bias.get<float>();
         call.out = out.get<Bf16>(), call.workspace = scratch.get();
@@ -105,7 +108,7 @@ void run(int heads, std::int64_t tokens, Anchor anchor, double limit, int replay
     const double peak = (10.0 * static_cast<double>(elements) * 2 + 2.0 * static_cast<double>(beta.size()) * 4 + static_cast<double>(std::max(bytes_f, bytes_b))) / 1e9;
     const double rows = static_cast<double>(tokens) * heads;
     const double floor_f = rows * 1280 / 4.3e9, floor_b = rows * 560e3 / 790e9;
-    std::printf("H%-3d T%-7lld fwd %8.3f ms (%4.2fx flashkda, %4.2fx fla, floor %.2f)  fwd+bwd %8.3f ms (%4.2fx fla, floor %.2f)  peak %.2f GB (%.2f of fla)\n", heads,
+    std::printf("H%d T%lld fwd %.3f ms (%.2fx flashkda %.2fx fla, %.2f of floor) both %.3f ms (%.2fx fla, %.2f of floor) peak %.2f GB (%.2f of fla)\n", heads,
                 static_cast<long long>(tokens), ms_f, anchor.flashkda_forward / ms_f, anchor.fla_forward / ms_f, floor_f / ms_f, ms_fb,
                 anchor.fla_both / ms_fb, (floor_f + floor_b) / ms_fb, peak, anchor.fla_peak_gb > 0 ? peak / anchor.fla_peak_gb : 0);
     if (replays > 0) {

@@ -53,10 +53,11 @@ template <int count>
 __device__ __forceinline__ void multiply_rows(float (&c)[count], const std::uint32_t (&a)[4], std::uint32_t image, int row,
                                               int channel) {
     const int lane = threadIdx.x & 31, m = lane >> 3, r = lane & 7;
+    const std::uint32_t start = image + image_offset(row + (m & 1) * 8 + r, channel + (m >> 1) * 8);
 #pragma unroll
     for (int x = 0; x < count / 8; ++x) {
         std::uint32_t b[4];
-        ptx::load_matrix_x4_transposed(b, image + image_offset(row + (m & 1) * 8 + r, channel + 16 * x + (m >> 1) * 8));
+        ptx::load_matrix_x4_transposed(b, along_channels(start, x));
         const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
         ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(&c[8 * x]), a, b0);
         ptx::mma_bf16(*reinterpret_cast<float(*)[4]>(&c[8 * x + 4]), a, b1);

@@ -30,7 +30,7 @@ struct Cut {
     std::int64_t segment_chunks, record_bytes;
     bool segmented;
     std::size_t chunks, segments, chunk_offsets, segment_offsets, records, states, d_states, d_n, partials, maps, ends,
-        begins, total;
+        begins, d_begins, total;
 };
 
 std::int64_t segment_length(const Dims& dims, const Options& options, std::int64_t max_chunks) {
@@ -75,6 +75,7 @@ Cut cut(const Dims& dims, const Options& options, Pass pass) {
             c.d_states = take(tiles * 2 * d * d);
             c.d_n = take(tiles * 128 * d);
             c.partials = take(tiles * 2 * d * 4);
+            c.d_begins = take(states);
         }
         return at;
     };
@@ -125,12 +126,12 @@ void tables_of(const Launch& launch, const Forward& call, const Cut& c, cudaStre
 }
 
 struct SegmentStates {
-    float *maps, *ends, *begins;
+    float *maps, *ends, *begins, *d_begins;
 };
 SegmentStates segment_states(const Forward& call, const Cut& c) {
     auto* base = static_cast<char*>(call.workspace);
     return {reinterpret_cast<float*>(base + c.maps), reinterpret_cast<float*>(base + c.ends),
-            reinterpret_cast<float*>(base + c.begins)};
+            reinterpret_cast<float*>(base + c.begins), reinterpret_cast<float*>(base + c.d_begins)};
 }
 
 /// What the forward scan starts from: the initial states, or those before every segment, computed here.
@@ -180,16 +181,16 @@ void backward(const Backward& call, StreamHandle stream) {
         launch.first_head = head;
         launch.group_heads = std::min(c.group_heads, in.dims.heads - head);
         prepare(launch, d, true, stream);
-        scan_forward(launch, d, ScanKind::states, states_before(launch, in, c, stream), stream);
+        const ScanStates before = states_before(launch, in, c, stream);
         ScanStates states{.begin = call.d_final_state, .by_sequence_in = true};
         if (c.segmented) {
             const auto s = segment_states(in, c); // the maps of the forward, transposed, carry the gradient back
-            scan_reverse(launch, d, false, {.end = s.ends}, stream);
-            join_segments(launch, d, true, s.maps, s.ends, call.d_final_state, s.begins, in.dims.sequences, stream);
-            states = {.begin = s.begins};
+            scan_reverse(launch, d, {.end = s.ends}, stream);
+            join_segments(launch, d, true, s.maps, s.ends, call.d_final_state, s.d_begins, in.dims.sequences, stream);
+            states = {.begin = s.d_begins};
         }
         states.end = call.d_initial_state, states.by_sequence_out = true;
-        scan_reverse(launch, d, true, states, stream);
+        scan_both_ways(launch, d, before, states, stream);
         backward_chunks(launch, d, stream);
         reduce_parameters(launch, d, call.d_a_log, call.d_dt_bias, stream);
     }

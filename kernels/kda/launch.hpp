@@ -36,11 +36,16 @@ struct ScanStates {
     bool by_sequence_in = false, by_sequence_out = false; ///< indexed [sequences, heads] (whole tensors) instead
 };
 
+/// ScanKind::output or affine; the other two run in scan_both_ways.
 void scan_forward(const Launch& launch, int head_dim, ScanKind kind, const ScanStates& states, cudaStream_t stream);
 
-/// From the last chunk to the first: dS_C^T and dN of every chunk (`keep`), and the gradient of the state before the
-/// segment in `states.end`; `states.begin` is the gradient of the state after it.
-void scan_reverse(const Launch& launch, int head_dim, bool keep, const ScanStates& states, cudaStream_t stream);
+/// From the last chunk to the first: only the gradient of the state before the segment, in `states.end`, from that of the
+/// state after it in `states.begin`.
+void scan_reverse(const Launch& launch, int head_dim, const ScanStates& states, cudaStream_t stream);
+
+/// Beside each other: the forward scan that keeps S_0^T and N of every chunk (`up`), and the reverse scan that keeps dS_C^T
+/// and dN of every chunk (`down`).
+void scan_both_ways(const Launch& launch, int head_dim, const ScanStates& up, const ScanStates& down, cudaStream_t stream);
 
 /// Walks the segments of each sequence: begin[s + 1] = map[s] begin[s] + end[s], from `initial` ([sequences, heads],
 /// null: zeros). Reversed: begin[s - 1] = map[s]^T begin[s] + end[s].

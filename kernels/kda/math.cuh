@@ -39,17 +39,19 @@ __device__ __forceinline__ std::uint32_t multiply_bf16(std::uint32_t a, std::uin
     return c;
 }
 
-/// Log decay in powers of two. `a` = exp(A_log); `bound` = l of the bounded gate, 0 for the softplus gate.
-__device__ __forceinline__ float gate_log2(float z, float a, float bound) {
-    if (bound == 0.0f) {
-        const float x = exp2_fast(-fabsf(z) * log2_e);
-        // log(1 + x): lg2 is only absolutely accurate near 1, so small x takes the series.
-        const float series = log2_e * x * (1.0f - x * (0.5f - x * (0.33333333f - x * 0.25f)));
-        const float log_part = x < 0.04f ? series : log2_fast(1.0f + x);
-        return fmaxf(-a * fmaf(fmaxf(z, 0.0f), log2_e, log_part), strongest_log2);
-    }
-    const float y = fminf(fmaxf(z == 0.0f ? 0.0f : a * z, -60.0f), 60.0f);
-    return bound * log2_e * __fdividef(1.0f, 1.0f + exp2_fast(-y * log2_e));
+/// Log decay in powers of two: the softplus gate, with a = exp(A_log).
+__device__ __forceinline__ float softplus_log2(float z, float a) {
+    const float x = exp2_fast(-fabsf(z) * log2_e);
+    // log(1 + x): lg2 is only absolutely accurate near 1, so small x takes the series.
+    const float series = log2_e * x * (1.0f - x * (0.5f - x * (0.33333333f - x * 0.25f)));
+    const float log_part = x < 0.04f ? series : log2_fast(1.0f + x);
+    return fmaxf(-a * fmaf(fmaxf(z, 0.0f), log2_e, log_part), strongest_log2);
+}
+/// The bounded gate, with exp(A_log) and its bound both times log2(e).
+__device__ __forceinline__ float bounded_log2(float z, float a_log2, float bound_log2) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exp2_fast(fmaxf(-a_log2 * z, -126.0f))));
+    return bound_log2 * inverse;
 }
 
 /// Derivatives of the log decay (in nats) by z and by A_log.
@@ -59,7 +61,7 @@ struct GateSlope {
 __device__ __forceinline__ GateSlope gate_slope(float z, float a, float bound) {
     if (bound == 0.0f) {
         const float x = exp2_fast(-fabsf(z) * log2_e), r = __fdividef(1.0f, 1.0f + x);
-        const float g = gate_log2(z, a, bound);
+        const float g = softplus_log2(z, a);
         if (g <= strongest_log2) return {0.0f, 0.0f};
         return {-a * (z >= 0.0f ? r : x * r), g * (1.0f / log2_e)};
     }
@@ -86,6 +88,12 @@ __device__ __forceinline__ float reduce_16(float (&s)[16]) {
     halve(std::integral_constant<int, 2>{}, 4);
     halve(std::integral_constant<int, 1>{}, 2);
     return s[0] + __shfl_xor_sync(0xffffffffu, s[0], 1);
+}
+
+/// ldmatrix addresses along the channels of an image: `start` is this lane's address in columns 0 to 15 of a panel, the
+/// result that in the 16 columns `step`. The swizzle is an exclusive or, so that a step is one more of them.
+__device__ __forceinline__ std::uint32_t along_channels(std::uint32_t start, int step) {
+    return (start ^ ((step & 3) << 5)) + (step >> 2) * (64 * 128);
 }
 
 /// Byte offset of channel `channel` of row `row` in an image of 64-row panels.

@@ -31,11 +31,13 @@ template <int D>
 __device__ __forceinline__ void block_product(float (&c)[2][4], std::uint32_t a, int block_a, std::uint32_t b, int block_b,
                                               const std::uint32_t* scale) {
     const int lane = threadIdx.x & 31, m = lane >> 3, r = lane & 7;
+    const std::uint32_t a0 = a + image_offset(16 * block_a + (m & 1) * 8 + r, (m >> 1) * 8);
+    const std::uint32_t b0 = b + image_offset(16 * block_b + (m >> 1) * 8 + r, (m & 1) * 8);
 #pragma unroll
     for (int s = 0; s < D / 16; ++s) {
         std::uint32_t x[4], y[4];
-        ptx::load_matrix_x4(x, a + image_offset(16 * block_a + (m & 1) * 8 + r, 16 * s + (m >> 1) * 8));
-        ptx::load_matrix_x4(y, b + image_offset(16 * block_b + (m >> 1) * 8 + r, 16 * s + (m & 1) * 8));
+        ptx::load_matrix_x4(x, along_channels(a0, s));
+        ptx::load_matrix_x4(y, along_channels(b0, s));
         if (scale != nullptr) {
             const std::uint32_t near = scale[8 * s + (lane & 3)], far = scale[8 * s + 4 + (lane & 3)];
             x[0] = multiply_bf16(x[0], near), x[1] = multiply_bf16(x[1], near);
@@ -55,11 +57,12 @@ __device__ __forceinline__ void invert_16(float* l) {
     for (int i = 0; i < 16; ++i) {
         float even = i == column ? 1.0f : 0.0f, odd = 0.0f;
 #pragma unroll
-        for (int j = 0; j < i; ++j) {
-            if (j & 1)
-                odd -= l[i * l_stride + j] * x[j];
-            else
-                even -= l[i * l_stride + j] * x[j];
+        for (int j = 0; j < i; j += 4) {
+            const float4 y = *reinterpret_cast<const float4*>(l + i * l_stride + j);
+            even -= y.x * x[j];
+            if (j + 1 < i) odd -= y.y * x[j + 1];
+            if (j + 2 < i) even -= y.z * x[j + 2];
+            if (j + 3 < i) odd -= y.w * x[j + 3];
         }
         x[i] = even + odd;
     }
@@ -208,6 +211,8 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
 #pragma unroll
             for (int c = 0; c < channels; ++c)
                 reinterpret_cast<float*>(record + R::gamma)[ChunkRows::channel() + c] = exp2_fast(end[c]);
+        const auto write_rows = [&](auto mode) {
+            constexpr bool exact = decltype(mode)::value; // past the factored form: plain k and q, and G itself
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float nq = rows.q_norm(i) * launch.scale, nk = rows.k_norm(i);
@@ -222,7 +227,7 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
                 for (int e = 0; e < 2; ++e) {
                     const int c = 2 * p + e;
                     sums[c] = start[c] + rows.g[i][c];
-                    if (!one_by_one) {
+                    if constexpr (!exact) {
                         const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
                         a[e] = exp2_fast(relative), b[e] = exp2_fast(-relative);
                         up[e] = a[e] * from_middle[c], down[e] = b[e] * to_end[c];
@@ -241,7 +246,7 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
             const std::uint32_t at = image_offset(8 * warp + i, ChunkRows::channel());
             ChunkRows::store_row(shared + S::qa + at, qa);
             ChunkRows::store_row(shared + S::ka + at, ka);
-            if (!one_by_one) {
+            if constexpr (!exact) {
                 ChunkRows::store_row(shared + S::kb + at, kb);
                 ChunkRows::store_row(shared + S::k_up + at, k_up);
             } else {
@@ -252,6 +257,11 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
             ChunkRows::store_row(record + R::q_up + at, q_up);
             ChunkRows::store_row(record + R::k_end + at, k_end);
         }
+        };
+        if (one_by_one)
+            write_rows(std::true_type{});
+        else
+            write_rows(std::false_type{});
     }
     block_decays<D>(totals, table, threadIdx.x, threads);
     __syncthreads();
@@ -354,6 +364,7 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
     for (int job = warp; job < 2 * D / 16; job += 8) {
         const bool is_u = job < D / 16;
         const int block = job % (D / 16), m = lane >> 3, r = lane & 7;
+        const std::uint32_t t0 = base + S::t + image_offset((m >> 1) * 8 + r, (m & 1) * 8);
         float c[8][4] = {};
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
@@ -363,7 +374,7 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
 #pragma unroll
             for (int i = s; i < 4; ++i) {
                 std::uint32_t b[4];
-                ptx::load_matrix_x4(b, base + S::t + image_offset(16 * i + (m >> 1) * 8 + r, 16 * s + (m & 1) * 8));
+                ptx::load_matrix_x4(b, along_channels(t0, s) + i * 2048);
                 const std::uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
                 ptx::mma_bf16(c[2 * i], a, b0);
                 ptx::mma_bf16(c[2 * i + 1], a, b1);

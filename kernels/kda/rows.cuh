@@ -62,17 +62,33 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float sq = 0, sk = 0;
-            const bool valid = warp() * 8 + i < chunk.rows;
 #pragma unroll
             for (int p = 0; p < pairs; ++p) {
-                const float2 x = unpack_bf16(q[i][p]), y = unpack_bf16(k[i][p]), zz = unpack_bf16(z[i][p]);
+                const float2 x = unpack_bf16(q[i][p]), y = unpack_bf16(k[i][p]);
                 sq += x.x * x.x + x.y * x.y;
                 sk += y.x * y.x + y.y * y.y;
-                g[i][2 * p] = valid ? gate_log2(zz.x + bias[2 * p], a, launch.lower_bound) : 0.0f;
-                g[i][2 * p + 1] = valid ? gate_log2(zz.y + bias[2 * p + 1], a, launch.lower_bound) : 0.0f;
             }
             sums[i] = sq, sums[8 + i] = sk;
         }
+        const auto activate = [&](auto gate) { // one copy of the loop per gate form, not a branch per element
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int p = 0; p < pairs; ++p) {
+                    const float2 x = unpack_bf16(z[i][p]);
+                    g[i][2 * p] = gate(x.x + bias[2 * p]), g[i][2 * p + 1] = gate(x.y + bias[2 * p + 1]);
+                }
+        };
+        if (launch.lower_bound == 0.0f)
+            activate([a](float x) { return softplus_log2(x, a); });
+        else
+            activate([a_log2 = fminf(a * log2_e, 1e37f), bound = launch.lower_bound * log2_e](float x) { return bounded_log2(x, a_log2, bound); });
+        if (warp() * 8 + 8 > chunk.rows)
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int c = 0; c < channels; ++c)
+                    if (warp() * 8 + i >= chunk.rows) g[i][c] = 0.0f;
         inverse_norms = rsqrtf(reduce_16(sums) + 1e-6f);
 #pragma unroll
         for (int i = 1; i < 8; ++i)

@@ -114,41 +114,44 @@ __global__ void __launch_bounds__(256) join(const Launch launch, const float* ma
     }
 }
 
-/// Block (head, 32 channels of D + D): 8 threads per channel walk the chunks, then sum in order.
+/// Sum over the chunks `lane`, `lane` + lanes, ... of column `column` of the partials, compensated.
 template <int D>
-__global__ void __launch_bounds__(256) reduce(const Launch launch, float* d_a_log, float* d_dt_bias) {
-    __shared__ float partial[8][D];
-    const int head = blockIdx.x, width = 256 / 8;
-    const int used = launch.max_chunks;
-    for (int part = 0; part < 2; ++part) {
-        for (int c0 = 0; c0 < D; c0 += width) {
-            const int c = c0 + threadIdx.x % width, lane = threadIdx.x / width;
-            float sum = 0, lost = 0; // compensated: up to 16 k chunks
-            for (int chunk = lane; chunk < used; chunk += 8) {
-                if (launch.chunks[chunk].rows == 0) break;
-                const float y = launch.parameter_partials[record_index(launch, chunk, head) * 2 * D + part * D + c] - lost;
-                const float t = sum + y;
-                lost = (t - sum) - y;
-                sum = t;
-            }
-            partial[lane][c] = sum;
-        }
-        __syncthreads();
-        if (threadIdx.x < D) {
-            float sum = 0;
-            for (int lane = 0; lane < 8; ++lane) sum += partial[lane][threadIdx.x];
-            if (part == 0) {
-                if (d_dt_bias != nullptr) d_dt_bias[(launch.first_head + head) * D + threadIdx.x] = sum;
-            } else {
-                partial[0][threadIdx.x] = sum;
-            }
-        }
-        __syncthreads();
+__device__ float sum_chunks(const Launch& launch, int head, int column, int lane, int lanes) {
+    float sum = 0, lost = 0;
+#pragma unroll 4
+    for (int chunk = lane; chunk < launch.max_chunks; chunk += lanes) {
+        const bool used = launch.chunks[chunk].rows != 0;
+        const float x = used ? launch.parameter_partials[record_index(launch, chunk, head) * 2 * D + column] : 0.0f;
+        const float y = x - lost, t = sum + y;
+        lost = (t - sum) - y;
+        sum = t;
     }
+    return sum;
+}
+
+/// Blocks (head, part): parts below D / 32 sum 32 channels of dt_bias, the last one A_log over all channels.
+template <int D>
+__global__ void __launch_bounds__(1024) reduce(const Launch launch, float* d_a_log, float* d_dt_bias) {
+    __shared__ float partial[1024];
+    constexpr int parts = D / 32 + 1;
+    const int head = blockIdx.x / parts, part = blockIdx.x % parts;
+    const bool is_bias = part < D / 32;
+    const int width = is_bias ? 32 : D, column = threadIdx.x % width, lane = threadIdx.x / width, lanes = 1024 / width;
+    partial[threadIdx.x] = sum_chunks<D>(launch, head, is_bias ? 32 * part + column : D + column, lane, lanes);
+    __syncthreads();
+    float sum = 0;
+    if (threadIdx.x < width) {
+        for (int x = 0; x < lanes; ++x) sum += partial[x * width + threadIdx.x];
+        if (is_bias && d_dt_bias != nullptr) d_dt_bias[(launch.first_head + head) * D + 32 * part + threadIdx.x] = sum;
+    }
+    if (is_bias) return;
+    __syncthreads();
+    if (threadIdx.x < width) partial[threadIdx.x] = sum;
+    __syncthreads();
     if (threadIdx.x == 0) {
-        float sum = 0;
-        for (int c = 0; c < D; ++c) sum += partial[0][c];
-        d_a_log[launch.first_head + head] = sum;
+        float total = 0;
+        for (int c = 0; c < D; ++c) total += partial[c];
+        d_a_log[launch.first_head + head] = total;
     }
 }
 
@@ -179,7 +182,7 @@ void join_segments(const Launch& launch, int head_dim, bool reversed, const floa
 }
 
 void reduce_parameters(const Launch& launch, int head_dim, float* d_a_log, float* d_dt_bias, cudaStream_t stream) {
-    (head_dim == 128 ? reduce<128> : reduce<64>)<<<launch.group_heads, 256, 0, stream>>>(launch, d_a_log, d_dt_bias);
+    (head_dim == 128 ? reduce<128> : reduce<64>)<<<launch.group_heads * (head_dim / 32 + 1), 1024, 0, stream>>>(launch, d_a_log, d_dt_bias);
     check_launch("kda reduce parameters", describe(launch));
 }
 

@@ -4,13 +4,13 @@
 ///     dN^T = dO^T P + dS^T k_end^T        dS^T = dS^T gamma + dO^T q_up + dN^T (-W)
 ///
 /// dO comes with cp.async (rows past the sequence are zeros) and enters as A fragments, transposed by ldmatrix.
+#pragma once
+
 #include "kernels/kda/scan.cuh"
 
 namespace moeplan::kernels::kda {
-namespace {
-
 template <int D, int groups>
-struct Stage {
+struct ReverseStage {
     static constexpr int tile = Record<D>::tile;
     static constexpr int w = 0, k_end = tile, q_up = 2 * tile, p = 3 * tile, gamma = p + panel_bytes,
                          d_out = gamma + 1024, bytes = d_out + groups * panel_bytes;
@@ -20,14 +20,14 @@ struct Stage {
 };
 
 template <int D, int groups, bool keep>
-__global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch launch, const ScanStates states) {
-    using S = Stage<D, groups>;
+__device__ __forceinline__ void reverse_scan(const Launch& launch, const ScanStates& states, unsigned index) {
+    using S = ReverseStage<D, groups>;
     using R = Record<D>;
     constexpr int blocks = D / 64 / groups;
     extern __shared__ __align__(1024) char shared[];
     auto& pipe = *reinterpret_cast<Pipeline<S::stages>*>(shared + S::images + groups * R::tile);
 
-    const int slice_block = blockIdx.x % blocks, item = blockIdx.x / blocks;
+    const int slice_block = index % blocks, item = index / blocks;
     const int group_head = item % launch.group_heads, segment_index = item / launch.group_heads;
     const Segment segment = uniform(launch.segments[segment_index]);
     if (segment.sequence < 0) return;
@@ -159,33 +159,6 @@ __global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch lau
                                                              segment.sequence, group_head), first_value);
     if constexpr (keep)
         if (thread == 0) ptx::bulk_wait<0>();
-}
-
-template <int D, int groups, bool keep>
-void launch_scan(const Launch& launch, const ScanStates& states, cudaStream_t stream) {
-    using S = Stage<D, groups>;
-    check(cudaFuncSetAttribute(scan<D, groups, keep>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared),
-          "shared memory of kda reverse scan");
-    scan<D, groups, keep><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * (D / 64 / groups), scan_threads<groups>,
-                            S::shared, stream>>>(launch, states);
-    check_launch("kda reverse scan", describe(launch));
-}
-
-template <bool keep>
-void dispatch(const Launch& launch, int head_dim, const ScanStates& states, cudaStream_t stream) {
-    const bool pair = std::int64_t(launch.max_segments) * launch.group_heads * (head_dim / 64) > 132;
-    if (head_dim == 64)
-        launch_scan<64, 1, keep>(launch, states, stream);
-    else if (pair)
-        launch_scan<128, 2, keep>(launch, states, stream);
-    else
-        launch_scan<128, 1, keep>(launch, states, stream);
-}
-
-} // namespace
-
-void scan_reverse(const Launch& launch, int head_dim, bool keep, const ScanStates& states, cudaStream_t stream) {
-    keep ? dispatch<true>(launch, head_dim, states, stream) : dispatch<false>(launch, head_dim, states, stream);
 }
 
 } // namespace moeplan::kernels::kda

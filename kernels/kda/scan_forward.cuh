@@ -4,13 +4,13 @@
 ///     N^T = U^T + S^T (-W^T)        O^T = S^T q_up^T + N^T P^T        S^T = S^T gamma + N^T k_end
 ///
 /// The output of a chunk is written while the next one's N is on the tensor cores.
+#pragma once
+
 #include "kernels/kda/scan.cuh"
 
 namespace moeplan::kernels::kda {
-namespace {
-
 template <int D, int groups, ScanKind kind>
-struct Stage {
+struct ForwardStage {
     static constexpr bool out = kind == ScanKind::output;
     static constexpr int tile = Record<D>::tile;
     static constexpr int u = 0, w = groups * panel_bytes, k_end = w + tile, q_up = k_end + tile,
@@ -23,14 +23,14 @@ struct Stage {
 };
 
 template <int D, int groups, ScanKind kind>
-__global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch launch, const ScanStates states) {
-    using S = Stage<D, groups, kind>;
+__device__ __forceinline__ void forward_scan(const Launch& launch, const ScanStates& states, unsigned index) {
+    using S = ForwardStage<D, groups, kind>;
     using R = Record<D>;
     constexpr int slices = D / 64 * (kind == ScanKind::affine ? 2 : 1), blocks = slices / groups;
     extern __shared__ __align__(1024) char shared[];
     auto& pipe = *reinterpret_cast<Pipeline<S::stages>*>(shared + S::images + S::state_image);
 
-    const int slice_block = blockIdx.x % blocks, item = blockIdx.x / blocks;
+    const int slice_block = index % blocks, item = index / blocks;
     const int group_head = item % launch.group_heads, segment_index = item / launch.group_heads;
     const Segment segment = uniform(launch.segments[segment_index]);
     if (segment.sequence < 0) return;
@@ -210,41 +210,6 @@ __global__ void __launch_bounds__(scan_threads<groups>, 1) scan(const Launch lau
                                                       group_head), first_value);
     if constexpr (kind == ScanKind::states)
         if (thread == 0) ptx::bulk_wait<0>();
-}
-
-template <int D, int groups, ScanKind kind>
-void launch_scan(const Launch& launch, const ScanStates& states, cudaStream_t stream) {
-    using S = Stage<D, groups, kind>;
-    constexpr int blocks = D / 64 * (kind == ScanKind::affine ? 2 : 1) / groups;
-    check(cudaFuncSetAttribute(scan<D, groups, kind>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared),
-          "shared memory of kda scan");
-    scan<D, groups, kind><<<static_cast<unsigned>(launch.max_segments) * launch.group_heads * blocks, scan_threads<groups>, S::shared,
-                            stream>>>(launch, states);
-    check_launch("kda forward scan", describe(launch));
-}
-
-template <ScanKind kind>
-void dispatch(const Launch& launch, int head_dim, const ScanStates& states, cudaStream_t stream) {
-    constexpr int maps = kind == ScanKind::affine ? 2 : 1;
-    // One warpgroup per block while the blocks fit side by side; two share what they load otherwise.
-    const bool pair = std::int64_t(launch.max_segments) * launch.group_heads * (head_dim / 64) * maps > 132;
-    if (head_dim == 64)
-        launch_scan<64, 1, kind>(launch, states, stream);
-    else if (pair)
-        launch_scan<128, 2, kind>(launch, states, stream);
-    else
-        launch_scan<128, 1, kind>(launch, states, stream);
-}
-
-} // namespace
-
-void scan_forward(const Launch& launch, int head_dim, ScanKind kind, const ScanStates& states, cudaStream_t stream) {
-    if (kind == ScanKind::output)
-        dispatch<ScanKind::output>(launch, head_dim, states, stream);
-    else if (kind == ScanKind::states)
-        dispatch<ScanKind::states>(launch, head_dim, states, stream);
-    else
-        dispatch<ScanKind::affine>(launch, head_dim, states, stream);
 }
 
 } // namespace moeplan::kernels::kda
