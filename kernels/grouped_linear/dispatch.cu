@@ -2,47 +2,10 @@
 /// Host side of grouped_linear: refusals, tensor maps, choice of configuration.
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/gemm_kernel.cuh"
+#include "kernels/grouped_linear/host_checks.hpp"
 
 namespace moeplan::kernels::grouped_linear {
 namespace {
-
-std::string describe(const Dims& d) {
-    return "experts=" + std::to_string(d.experts) + " rows=" + std::to_string(d.rows) + " in=" + std::to_string(d.in) +
-           " out=" + std::to_string(d.out);
-}
-
-void require(bool holds, const Dims& d, const std::string& why) {
-    if (!holds) throw UnsupportedShape("grouped_linear [" + describe(d) + "]: " + why);
-}
-
-void check_dims(const Dims& d, bool gated) {
-    require(d.experts >= 1 && d.experts <= max_experts, d,
-            "1 to " + std::to_string(max_experts) + " experts in one call; split the experts over calls");
-    require(d.rows >= 0 && d.in > 0 && d.out > 0, d, "sizes must be positive");
-    require(d.in % 8 == 0, d, "the input width must be a multiple of 8 (16-byte rows); pad it, or use the reference");
-    require(d.out % (gated ? 16 : 8) == 0, d,
-            gated ? "the gate-up width must be a multiple of 16; pad it, or use the reference"
-                  : "the output width must be a multiple of 8 (16-byte rows); pad it, or use the reference");
-    require(device_facts().compute_capability == 90, d, "this kernel needs a Hopper GPU (sm_90); use the reference");
-}
-
-void check_pointer(const void* pointer, const char* name, const Dims& d) {
-    require(pointer != nullptr, d, std::string(name) + " is null");
-    require(reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0, d, std::string(name) + " is not 16-byte aligned");
-}
-
-/// Token rows [rows, halves * width] as (width, halves, rows).
-void token_maps(Maps& maps, const bf16* base, int rows, int width, int halves) {
-    const std::uint64_t pitch = static_cast<std::uint64_t>(width) * halves * 2;
-    TensorTile<3> tile{.base = base,
-                       .sizes = {static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(halves),
-                                 static_cast<std::uint64_t>(rows)},
-                       .strides = {static_cast<std::uint64_t>(width) * 2, pitch},
-                       .box = {64, 1, 16}};
-    maps.tokens_16 = make_tensor_map(tile, "token rows");
-    tile.box = {64, 1, 64};
-    maps.tokens_64 = make_tensor_map(tile, "token rows");
-}
 
 /// One expert's weight [out, in] as (in, halves, out / halves), rows of a half adjacent or interleaved.
 CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout layout, std::uint32_t box_rows) {
@@ -77,8 +40,6 @@ void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters 
             launch<Config<gated, major, false, 1>>(maps, problem, shape, stream);
     }
 }
-
-int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 } // namespace
 
