@@ -156,8 +156,8 @@ int main(int argc, char** argv) {
         run(64, 65536, {16.0107, 9.2299, 89.3242, 32.3632}, limit, 0, b);
         run(96, 65536, {24.1074, 10.8747, 136.3652, 48.5449}, limit, 0, b);
         run(32, 16384, {2.6417, 0, 15.3092, 0}, limit, 0, GateForm::softplus);
-        run(8, 16384, {}, limit, 0, b);
-        run(1, 65536, {}, limit, 0, b);
+        run(8, 16384, {}, 0, 0, b);
+        run(1, 65536, {}, 0, 0, b);
         run(32, 1 << 20, {}, 300, 0, b);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());

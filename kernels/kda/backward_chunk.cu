@@ -1,10 +1,10 @@
 /// \file
-/// Chunk-parallel backward: one block of two warpgroups per (chunk, head). From S_0, dS_C, N, dN and T it forms
+/// Chunk-parallel backward: one block of four warpgroups per (chunk, head). From S_0, dS_C, N, dN and T it forms
 ///
 ///     Z = T^T dN       dP = tril(dO N^T)    dL = -stril(Z N^T)
-///     q side  dO S_0^T exp(G_i) + sum_j dP_ij k_j E_ij          (warpgroup 0)
-///     k side  -Z S_0^T exp(G_i) + sum_j dL_ij k_j E_ij          (warpgroup 1)
-///     k as a column  N dS_C^T exp(G_C - G_j) + sum_i (dP_ij q_i + b_i dL_ij k_i) E_ij
+///     q side  dO S_0^T exp(G_i) + sum_j dP_ij k_j E_ij          (warpgroups 0 and 1)
+///     k side  -Z S_0^T exp(G_i) + sum_j dL_ij k_j E_ij          (warpgroups 2 and 3)
+///     k as a column  N dS_C^T exp(G_C - G_j) + sum_i (dP_ij q_i + b_i dL_ij k_i) E_ij    (warpgroups 0 and 1)
 ///
 /// and then every gradient. With E factored around block middles M, each side is a Horner scheme in the accumulators:
 /// the term from the state first, then block after block, scaled by exp(M_J - M_(J-1)) per channel in between; all
@@ -15,7 +15,7 @@
 namespace moeplan::kernels::kda {
 namespace {
 
-constexpr int threads = 256;
+constexpr int threads = 512, warp_rows = 4; ///< with 256 and 8 (H16 T16384, one H200): 850 us; with these 804 us
 
 template <int D>
 struct Shared {
@@ -27,8 +27,8 @@ struct Shared {
     static constexpr int qa = t + panel_bytes, ka = qa + tile, kb = ka + tile;
     static constexpr int sums = kb; ///< G in fp32 [64][D], past the factored form only; kb is not needed then
     static constexpr int dp = kb + 64 * D * 4, dl = dp + panel_bytes;
-    static constexpr int totals = dl + panel_bytes, steps = totals + 8 * D * 4, to_end = steps + 5 * D * 4,
-                         ends = to_end + 4 * D * 4, beta = ends + 12 * D * 4, beta_pairs = beta + 256,
+    static constexpr int totals = dl + panel_bytes, steps = totals + 16 * D * 4, to_end = steps + 5 * D * 4,
+                         ranges = threads / (D / 2), ends = to_end + 4 * D * 4, beta = ends + (ranges + 4) * D * 4, beta_pairs = beta + 256,
                          barrier = beta_pairs + 128, bytes = barrier + 16;
 };
 
@@ -90,8 +90,8 @@ __device__ void pairs_one_by_one(char* shared, const float* beta, const float (&
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const auto* sums = reinterpret_cast<const float*>(shared + S::sums);
 #pragma unroll 1
-    for (int x = 0; x < 8 * (D / 32); ++x) {
-        const int i = 8 * warp + x / (D / 32), e = x % (D / 32), c = lane * (D / 32) + e;
+    for (int x = 0; x < warp_rows * (D / 32); ++x) {
+        const int i = warp_rows * warp + x / (D / 32), e = x % (D / 32), c = lane * (D / 32) + e;
         const float own = sums[i * D + c];
         auto& q_side = *reinterpret_cast<float*>(shared + S::side_q + tile_offset<D>(i, c));
         auto& k_side = *reinterpret_cast<float*>(shared + S::side_k + tile_offset<D>(i, c));
@@ -118,13 +118,13 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     extern __shared__ __align__(1024) char shared[];
     using S = Shared<D>;
     using R = Record<D>;
-    using ChunkRows = Rows<D>;
+    using ChunkRows = Rows<D, warp_rows>;
     constexpr int pairs = ChunkRows::pairs, channels = ChunkRows::channels;
     const int index = blockIdx.x / launch.group_heads, group_head = blockIdx.x % launch.group_heads;
     const Chunk chunk = launch.chunks[index];
     if (chunk.rows == 0) return;
     const int head = launch.first_head + group_head, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int group = warp >> 2, block = warp & 3, m = lane >> 3, r = lane & 7;
+    const int group = __shfl_sync(0xffffffffu, warp >> 2, 0), block = warp & 3, m = lane >> 3, r = lane & 7;
     const std::int64_t at_record = record_index(launch, index, group_head);
     const char* record = launch.records + at_record * launch.record_bytes;
     const std::uint32_t base = ptx::shared_address(shared);
@@ -153,10 +153,10 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     ptx::copy_commit();
 
     ChunkRows rows;
-    float end[channels], last[channels];
+    float end[channels], shift[channels];
     bool one_by_one;
     {
-        std::uint32_t z[8][pairs];
+        std::uint32_t z[warp_rows][pairs];
         rows.load(launch, chunk, head, z);
     }
     if (threadIdx.x < 64)
@@ -170,10 +170,9 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     {
         float start[channels];
         ChunkRows::prefix(floats(S::totals), start, end);
+        ChunkRows::from_middle(floats(S::totals), shift);
 #pragma unroll
-        for (int c = 0; c < channels; ++c) last[c] = rows.g[7][c];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < warp_rows; ++i) {
             const float nq = rows.q_norm(i) * launch.scale, nk = rows.k_norm(i);
             std::uint32_t qa[pairs], ka[pairs], kb[pairs];
 #pragma unroll
@@ -183,25 +182,25 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int c = 2 * p + e;
-                    const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
+                    const float relative = rows.g[i][c] + shift[c];
                     a[e] = one_by_one ? 1.0f : exp2_fast(relative), b[e] = one_by_one ? 1.0f : exp2_fast(-relative);
                     if (one_by_one)
-                        floats(S::sums)[(8 * warp + i) * D + ChunkRows::channel() + c] = start[c] + rows.g[i][c];
+                        floats(S::sums)[(warp_rows * warp + i) * D + ChunkRows::channel() + c] = start[c] + rows.g[i][c];
                 }
                 qa[p] = ptx::pack_bf16(q.x * nq * a[0], q.y * nq * a[1]);
                 ka[p] = ptx::pack_bf16(k.x * nk * a[0], k.y * nk * a[1]);
                 kb[p] = ptx::pack_bf16(k.x * nk * b[0], k.y * nk * b[1]);
             }
-            const std::uint32_t at = image_offset(8 * warp + i, ChunkRows::channel());
+            const std::uint32_t at = image_offset(warp_rows * warp + i, ChunkRows::channel());
             ChunkRows::store_row(shared + S::qa + at, qa);
             ChunkRows::store_row(shared + S::ka + at, ka);
             if (!one_by_one) ChunkRows::store_row(shared + S::kb + at, kb);
         }
     }
     for (int c = threadIdx.x; c < D; c += threads) { // steps between the middles; from each middle to the end
-        float total[8], to_end = 0;
+        float total[8], to_end = 0; // of 8 rows each
 #pragma unroll
-        for (int w = 0; w < 8; ++w) total[w] = floats(S::totals)[w * D + c];
+        for (int w = 0; w < 8; ++w) total[w] = floats(S::totals)[2 * w * D + c] + floats(S::totals)[(2 * w + 1) * D + c];
         floats(S::steps)[c] = exp2_fast(total[0]);
         floats(S::steps)[4 * D + c] = exp2_fast(total[7]);
         to_end = total[7];
@@ -219,7 +218,10 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     __syncthreads();
     ptx::barrier_wait(barrier, 0);
 
-    const bool has_half = D == 128 || group == 0; // this warpgroup owns channels (or values) 64 group to + 63
+    const bool has_half = group < D / 64; // this warpgroup owns channels (or values) 64 group to + 63
+    const bool is_k = group >= 2;         // its side, of which it owns the channels from `side_channel` on
+    constexpr int side_width = D / 2;
+    const int side_channel = (group & 1) * side_width;
     float half[32];
     if (has_half) {
         ptx::wgmma_begin();
@@ -245,15 +247,20 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     }
     __syncthreads();
 
-    float side[D / 2], square[32];
+    float side[D / 4], square[16];
     {
-        const std::uint32_t left = base + (group == 0 ? S::d_out : S::z);
+        const std::uint32_t left = base + (is_k ? S::z : S::d_out);
+        const std::uint32_t s0 = base + S::s + (side_channel >> 6) * (D * 128) + (side_channel & 63) * 2;
         ptx::wgmma_begin();
 #pragma unroll
         for (int x = 0; x < D / 16; ++x)
-            ptx::Wgmma<64>::ss(square, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32),
-                               ptx::wgmma_descriptor(base + S::n + (x >> 2) * panel_bytes + (x & 3) * 32), x > 0);
+            ptx::Wgmma<32>::ss(square, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32),
+                               ptx::wgmma_descriptor(base + S::n + (group & 1) * 4096 + (x >> 2) * panel_bytes + (x & 3) * 32), x > 0);
         ptx::wgmma_commit();
+#pragma unroll
+        for (int x = 0; x < D / 16; ++x)
+            ptx::Wgmma<side_width>::template ss<ptx::Major::k, ptx::Major::mn>(
+                side, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32), ptx::wgmma_descriptor(s0 + 2048 * x), x > 0);
         if (has_half) {
 #pragma unroll
             for (int x = 0; x < D / 16; ++x)
@@ -261,38 +268,27 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
                     half, ptx::wgmma_descriptor(base + S::n + (x >> 2) * panel_bytes + (x & 3) * 32),
                     ptx::wgmma_descriptor(base + S::d_s + group * (D * 128) + 2048 * x), x > 0);
         }
-#pragma unroll
-        for (int x = 0; x < D / 16; ++x)
-            ptx::Wgmma<D>::template ss<ptx::Major::k, ptx::Major::mn>(
-                side, ptx::wgmma_descriptor(left + (x >> 2) * panel_bytes + (x & 3) * 32),
-                ptx::wgmma_descriptor(base + S::s + 2048 * x, 1024, D * 128), x > 0);
         ptx::wgmma_commit();
     }
-    { // sum over values of dS_C S_0, by channel: four row ranges
-        constexpr int ranges = threads / (D / 2);
+    { // sum over values of dS_C S_0, by channel, in row ranges
         const int c = 2 * (threadIdx.x % (D / 2)), range = threadIdx.x / (D / 2);
         float low = 0, high = 0;
-        for (int v = range * (D / ranges); v < (range + 1) * (D / ranges); ++v) {
+#pragma unroll 4
+        for (int v = range * (D / S::ranges); v < (range + 1) * (D / S::ranges); ++v) {
             const std::uint32_t at = (c >> 6) * (D * 128) + v * 128 + ((((c & 63) >> 3) ^ (v & 7)) << 4) + (c & 7) * 2;
             const float2 x = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::s + at));
             const float2 y = unpack_bf16(*reinterpret_cast<const std::uint32_t*>(shared + S::d_s + at));
             low += x.x * y.x, high += x.y * y.y;
         }
-        if (range < 4) {
-            floats(S::ends)[range * D + c] = low;
-            floats(S::ends)[range * D + c + 1] = high;
-        } else { // eight ranges when D is 64: the upper four go where the k sums of warps 0 to 3 would
-            floats(S::ends)[(range + 4) * D + c] = low;
-            floats(S::ends)[(range + 4) * D + c + 1] = high;
-        }
+        floats(S::ends)[range * D + c] = low;
+        floats(S::ends)[range * D + c + 1] = high;
     }
     ptx::wgmma_wait<1>();
     ptx::wgmma_touch(square);
     {
-        const char sign = group == 0 ? 0 : 1;
-        const int image = group == 0 ? S::dp : S::dl, column = 2 * (lane & 3);
+        const int sign = is_k ? 1 : 0, image = is_k ? S::dl : S::dp, column = 32 * (group & 1) + 2 * (lane & 3);
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int j = 0; j < 4; ++j)
 #pragma unroll
             for (int x = 0; x < 2; ++x) {
                 const int row = 16 * block + (lane >> 2) + 8 * x, col = 8 * j + column;
@@ -306,11 +302,11 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(side);
     ptx::wgmma_touch(half);
-    if (group == 1) {
+    if (is_k) {
         const int row = 16 * block + (lane >> 2);
         const float low = -beta_folded(beta[row]), high = -beta_folded(beta[row + 8]);
 #pragma unroll
-        for (int x = 0; x < D / 2; ++x) side[x] *= (x & 2) ? high : low;
+        for (int x = 0; x < D / 4; ++x) side[x] *= (x & 2) ? high : low;
     }
     if (has_half && !one_by_one) { // sum over tokens of k exp(G_C - G) times its gradient, by channel
         const float* to_end = floats(S::to_end) + block * D + 64 * group;
@@ -327,20 +323,20 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
                 high += __shfl_xor_sync(0xffffffffu, high, x);
             }
             if (lane < 4) {
-                floats(S::ends)[(4 + block) * D + 64 * group + column] = low;
-                floats(S::ends)[(4 + block) * D + 64 * group + column + 1] = high;
+                floats(S::ends)[(S::ranges + block) * D + 64 * group + column] = low;
+                floats(S::ends)[(S::ranges + block) * D + 64 * group + column + 1] = high;
             }
         }
     }
     __syncthreads(); // dP and dL are complete; s, d_s, d_out and n are free
 
     if (!one_by_one) {
-        const std::uint32_t own = base + (group == 0 ? S::dp : S::dl);
+        const std::uint32_t own = base + (is_k ? S::dl : S::dp);
         for (int j = 0; j <= block; ++j) {
-            scale_columns<D>(side, floats(S::steps) + j * D);
+            scale_columns<D>(side, floats(S::steps) + j * D + side_channel);
             std::uint32_t a[4];
             ptx::load_matrix_x4(a, own + image_offset(16 * block + (m & 1) * 8 + r, 16 * j + (m >> 1) * 8));
-            multiply_rows(side, a, base + S::kb, 16 * j, 0);
+            multiply_rows(side, a, base + S::kb, 16 * j, side_channel);
         }
         if (has_half)
             for (int i = 3; i >= block; --i) {
@@ -356,7 +352,7 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
                 multiply_rows(half, a, base + S::ka, 16 * i, 64 * group);
             }
     }
-    store_tile<D>(shared + (group == 0 ? S::side_q : S::side_k), side, 0);
+    store_tile<D>(shared + (is_k ? S::side_k : S::side_q), side, side_channel);
     if (has_half) store_tile<D>(shared + S::column, half, 64 * group);
     __syncthreads();
 
@@ -373,23 +369,22 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
         for (int c = 0; c < channels; ++c) {
             const int channel = ChunkRows::channel() + c;
             float states = 0, keys = 0;
-            for (int x = 0; x < 4; ++x) states += floats(S::ends)[x * D + channel];
-            if (D == 64)
-                for (int x = 8; x < 12; ++x) states += floats(S::ends)[x * D + channel];
+            for (int x = 0; x < S::ranges; ++x) states += floats(S::ends)[x * D + channel];
             if (one_by_one)
-                for (int x = 0; x < 8; ++x) keys += floats(S::totals)[x * D + channel];
+                for (int x = 0; x < ChunkRows::warps; ++x) keys += floats(S::totals)[x * D + channel];
             else
-                for (int x = 4; x < 8; ++x) keys += floats(S::ends)[x * D + channel];
+                for (int x = S::ranges; x < S::ranges + 4; ++x) keys += floats(S::ends)[x * D + channel];
             end_sum[c] = states * exp2_fast(end[c]) + keys;
         }
     }
     __syncthreads();
 
-    // From here a warp has its 8 rows again.
-    float dq[8][channels], dk[8][channels], dg[8][channels], dots[16], beta_dots[16];
+    // From here a warp has its rows again.
+    float dq[warp_rows][channels], dk[warp_rows][channels], dg[warp_rows][channels], dots[2 * warp_rows], beta_dots[2 * warp_rows];
+    constexpr int lane_step = 16 / warp_rows; // reduce_rows leaves value i in lane lane_step i
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = 8 * warp + i;
+    for (int i = 0; i < warp_rows; ++i) {
+        const int row = warp_rows * warp + i;
         const bool valid = row < chunk.rows;
         const float nq = rows.q_norm(i), nk = rows.k_norm(i), b = beta[row], rest = beta_rest(b), per_folded = 1.0f / beta_folded(b);
         const std::int64_t at = (chunk.begin + row) * stride + head * D + ChunkRows::channel();
@@ -415,7 +410,7 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int c = 2 * p + e;
-                const float relative = (warp & 1) ? rows.g[i][c] : rows.g[i][c] - last[c];
+                const float relative = rows.g[i][c] + shift[c];
                 const float fa = one_by_one ? 1.0f : exp2_fast(relative), fb = one_by_one ? 1.0f : exp2_fast(-relative);
                 const float q = (e ? q2.y : q2.x) * nq, k = (e ? k2.y : k2.x) * nk; // unit vectors
                 const float sq = e ? tq.y : tq.x, sk = (e ? tk.y : tk.x) * rest, sc = e ? tc.y : tc.x;
@@ -430,15 +425,15 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
             dv[p] = ptx::pack_bf16(b * z2.x, b * z2.y);
         }
         if (valid) ChunkRows::store_row(launch.d_v + at, dv);
-        dots[i] = dot_q, dots[8 + i] = dot_k;
-        beta_dots[i] = dot_b, beta_dots[8 + i] = 0.0f;
+        dots[i] = dot_q, dots[warp_rows + i] = dot_k;
+        beta_dots[i] = dot_b, beta_dots[warp_rows + i] = 0.0f;
     }
-    const float dot = reduce_16(dots), beta_dot = reduce_16(beta_dots);
-    if (lane < 16 && (lane & 1) == 0 && 8 * warp + lane / 2 < chunk.rows)
-        launch.d_beta[(chunk.begin + 8 * warp + lane / 2) * launch.heads + head] = beta_dot;
+    const float dot = reduce_rows(dots), beta_dot = reduce_rows(beta_dots);
+    if (lane < 16 && lane % lane_step == 0 && warp_rows * warp + lane / lane_step < chunk.rows)
+        launch.d_beta[(chunk.begin + warp_rows * warp + lane / lane_step) * launch.heads + head] = beta_dot;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float dot_q = __shfl_sync(0xffffffffu, dot, 2 * i), dot_k = __shfl_sync(0xffffffffu, dot, 16 + 2 * i);
+    for (int i = 0; i < warp_rows; ++i) {
+        const float dot_q = __shfl_sync(0xffffffffu, dot, lane_step * i), dot_k = __shfl_sync(0xffffffffu, dot, 16 + lane_step * i);
         const float nq = rows.q_norm(i), nk = rows.k_norm(i);
         std::uint32_t out_q[pairs], out_k[pairs];
 #pragma unroll
@@ -447,8 +442,8 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
             out_q[p] = ptx::pack_bf16(nq * (dq[i][2 * p] - q.x * nq * dot_q), nq * (dq[i][2 * p + 1] - q.y * nq * dot_q));
             out_k[p] = ptx::pack_bf16(nk * (dk[i][2 * p] - k.x * nk * dot_k), nk * (dk[i][2 * p + 1] - k.y * nk * dot_k));
         }
-        if (8 * warp + i < chunk.rows) {
-            const std::int64_t at = (chunk.begin + 8 * warp + i) * stride + head * D + ChunkRows::channel();
+        if (warp_rows * warp + i < chunk.rows) {
+            const std::int64_t at = (chunk.begin + warp_rows * warp + i) * stride + head * D + ChunkRows::channel();
             ChunkRows::store_row(launch.d_q + at, out_q);
             ChunkRows::store_row(launch.d_k + at, out_k);
         }
@@ -456,7 +451,7 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
 #pragma unroll
     for (int c = 0; c < channels; ++c) { // sums from the chunk's end
 #pragma unroll
-        for (int i = 6; i >= 0; --i) dg[i][c] += dg[i + 1][c];
+        for (int i = warp_rows - 2; i >= 0; --i) dg[i][c] += dg[i + 1][c];
         floats(S::totals)[warp * D + ChunkRows::channel() + c] = dg[0][c];
     }
     __syncthreads();
@@ -465,12 +460,12 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
 #pragma unroll
     for (int c = 0; c < channels; ++c)
 #pragma unroll
-        for (int w = 1; w < 8; ++w)
+        for (int w = 1; w < ChunkRows::warps; ++w)
             if (w > warp) end_sum[c] += floats(S::totals)[w * D + ChunkRows::channel() + c];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        if (8 * warp + i >= chunk.rows) continue;
-        const std::int64_t at = (chunk.begin + 8 * warp + i) * stride + head * D + ChunkRows::channel();
+    for (int i = 0; i < warp_rows; ++i) {
+        if (warp_rows * warp + i >= chunk.rows) continue;
+        const std::int64_t at = (chunk.begin + warp_rows * warp + i) * stride + head * D + ChunkRows::channel();
         std::uint32_t z[pairs], out[pairs];
         ChunkRows::load_row(z, launch.gate + at);
 #pragma unroll
@@ -501,7 +496,7 @@ __global__ void __launch_bounds__(threads, 1) backward(const Launch launch) {
     __syncthreads();
     if (threadIdx.x < 2 * D) {
         float sum = 0;
-        for (int w = 0; w < 8; ++w) sum += floats(0)[w * 2 * D + threadIdx.x];
+        for (int w = 0; w < ChunkRows::warps; ++w) sum += floats(0)[w * 2 * D + threadIdx.x];
         launch.parameter_partials[at_record * 2 * D + threadIdx.x] = sum;
     }
 }

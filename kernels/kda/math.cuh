@@ -71,11 +71,13 @@ __device__ __forceinline__ GateSlope gate_slope(float z, float a, float bound) {
     return {slope == 0.0f ? 0.0f : slope * a, slope * y};
 }
 
-/// Sums 16 values over the 32 lanes with 16 shuffles; value i ends in lanes 2 i and 2 i + 1.
-__device__ __forceinline__ float reduce_16(float (&s)[16]) {
+/// Sums `count` (16 or 8) values over the 32 lanes with as many shuffles; value i ends in the lanes from 32 / count i on.
+template <int count>
+__device__ __forceinline__ float reduce_rows(float (&s)[count]) {
+    static_assert(count == 16 || count == 8);
     const int lane = threadIdx.x & 31;
-    const auto halve = [&](auto count, int x) {
-        constexpr int n = decltype(count)::value;
+    const auto halve = [&](auto half, int x) {
+        constexpr int n = decltype(half)::value;
         const bool upper = (lane & x) != 0;
 #pragma unroll
         for (int i = 0; i < n; ++i) {
@@ -83,10 +85,17 @@ __device__ __forceinline__ float reduce_16(float (&s)[16]) {
             s[i] = keep + __shfl_xor_sync(0xffffffffu, send, x);
         }
     };
-    halve(std::integral_constant<int, 8>{}, 16);
-    halve(std::integral_constant<int, 4>{}, 8);
-    halve(std::integral_constant<int, 2>{}, 4);
-    halve(std::integral_constant<int, 1>{}, 2);
+    if constexpr (count == 16) {
+        halve(std::integral_constant<int, 8>{}, 16);
+        halve(std::integral_constant<int, 4>{}, 8);
+        halve(std::integral_constant<int, 2>{}, 4);
+        halve(std::integral_constant<int, 1>{}, 2);
+    } else {
+        halve(std::integral_constant<int, 4>{}, 16);
+        halve(std::integral_constant<int, 2>{}, 8);
+        halve(std::integral_constant<int, 1>{}, 4);
+        s[0] += __shfl_xor_sync(0xffffffffu, s[0], 2);
+    }
     return s[0] + __shfl_xor_sync(0xffffffffu, s[0], 1);
 }
 

@@ -1,6 +1,6 @@
 /// \file
-/// The front of every chunk-parallel kernel: 8 warps hold 8 rows (tokens) each, a lane D / 32 neighbouring channels.
-/// Two warps make a block of 16 rows whose middle M = G between them is the reference of the factored form
+/// The front of every chunk-parallel kernel: a warp holds R rows (tokens), 8 or 4, a lane D / 32 neighbouring channels.
+/// Neighbouring warps make a block of 16 rows; the middle M = G after its eighth row is the reference of the factored form
 /// exp(G_i - G_j) = exp(G_i - M_I) exp(M_I - M_J) exp(M_J - G_j).
 #pragma once
 
@@ -9,14 +9,16 @@
 
 namespace moeplan::kernels::kda {
 
-template <int D>
+template <int D, int R = 8>
 struct Rows {
+    static_assert(R == 8 || R == 4);
+    static constexpr int warps = 64 / R;
     static constexpr int channels = D / 32; ///< of a lane
     static constexpr int pairs = channels / 2;
 
-    std::uint32_t q[8][pairs], k[8][pairs]; ///< raw bf16
-    float g[8][channels];                   ///< log2 decay summed from the warp's first row
-    float inverse_norms;                    ///< lane 2 i: row i of q; lane 2 (8 + i): row i of k
+    std::uint32_t q[R][pairs], k[R][pairs]; ///< raw bf16
+    float g[R][channels];                   ///< log2 decay summed from the warp's first row
+    float inverse_norms;                    ///< of q and k rows, see q_norm and k_norm
 
     __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
     __device__ __forceinline__ static int warp() { return threadIdx.x >> 5; }
@@ -40,12 +42,12 @@ struct Rows {
 
     /// Reads the rows of the chunk, norms and gates them. Returns the pre-activations (raw bf16) in `z`.
     __device__ __forceinline__ void load(const Launch& launch, const Chunk& chunk, int head,
-                                         std::uint32_t (&z)[8][pairs]) {
+                                         std::uint32_t (&z)[R][pairs]) {
         const std::int64_t stride = static_cast<std::int64_t>(launch.heads) * D;
-        const std::int64_t base = (chunk.begin + warp() * 8) * stride + head * D + channel();
+        const std::int64_t base = (chunk.begin + warp() * R) * stride + head * D + channel();
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (warp() * 8 + i < chunk.rows) {
+        for (int i = 0; i < R; ++i) {
+            if (warp() * R + i < chunk.rows) {
                 load_row(z[i], launch.gate + base + i * stride);
                 load_row(k[i], launch.k + base + i * stride);
                 load_row(q[i], launch.q + base + i * stride);
@@ -58,9 +60,9 @@ struct Rows {
         float bias[channels];
 #pragma unroll
         for (int c = 0; c < channels; ++c) bias[c] = launch.dt_bias ? launch.dt_bias[head * D + channel() + c] : 0.0f;
-        float sums[16];
+        float sums[2 * R];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < R; ++i) {
             float sq = 0, sk = 0;
 #pragma unroll
             for (int p = 0; p < pairs; ++p) {
@@ -68,11 +70,11 @@ struct Rows {
                 sq += x.x * x.x + x.y * x.y;
                 sk += y.x * y.x + y.y * y.y;
             }
-            sums[i] = sq, sums[8 + i] = sk;
+            sums[i] = sq, sums[R + i] = sk;
         }
         const auto activate = [&](auto gate) { // one copy of the loop per gate form, not a branch per element
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
+            for (int i = 0; i < R; ++i)
 #pragma unroll
                 for (int p = 0; p < pairs; ++p) {
                     const float2 x = unpack_bf16(z[i][p]);
@@ -83,34 +85,49 @@ struct Rows {
             activate([a](float x) { return softplus_log2(x, a); });
         else
             activate([a_log2 = fminf(a * log2_e, 1e37f), bound = launch.lower_bound * log2_e](float x) { return bounded_log2(x, a_log2, bound); });
-        if (warp() * 8 + 8 > chunk.rows)
+        if (warp() * R + R > chunk.rows)
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
+            for (int i = 0; i < R; ++i)
 #pragma unroll
                 for (int c = 0; c < channels; ++c)
-                    if (warp() * 8 + i >= chunk.rows) g[i][c] = 0.0f;
-        inverse_norms = rsqrtf(reduce_16(sums) + 1e-6f);
+                    if (warp() * R + i >= chunk.rows) g[i][c] = 0.0f;
+        inverse_norms = rsqrtf(reduce_rows(sums) + 1e-6f);
 #pragma unroll
-        for (int i = 1; i < 8; ++i)
+        for (int i = 1; i < R; ++i)
 #pragma unroll
             for (int c = 0; c < channels; ++c) g[i][c] += g[i - 1][c];
     }
     [[nodiscard]] __device__ __forceinline__ float q_norm(int i) const {
-        return __shfl_sync(0xffffffffu, inverse_norms, 2 * i);
+        return __shfl_sync(0xffffffffu, inverse_norms, 16 / R * i);
     }
     [[nodiscard]] __device__ __forceinline__ float k_norm(int i) const {
-        return __shfl_sync(0xffffffffu, inverse_norms, 2 * (8 + i));
+        return __shfl_sync(0xffffffffu, inverse_norms, 16 / R * (R + i));
     }
 
-    /// Publishes the decay of these 8 rows ([8][D] floats in `totals`). True if it is past the factored form.
+    /// Publishes the decay of these rows ([64 / R][D] floats in `totals`). True if it is past the factored form.
     __device__ __forceinline__ bool publish(float* totals) const {
         bool far = false;
 #pragma unroll
         for (int c = 0; c < channels; ++c) {
-            totals[warp() * D + channel() + c] = g[7][c];
-            far |= !(g[7][c] > -factored_limit);
+            totals[warp() * D + channel() + c] = g[R - 1][c];
+            far |= !(g[R - 1][c] > -factored_limit * (R / 8.0f));
         }
         return far;
+    }
+    /// After a block barrier: what to add to `g` for the decay from the middle of the block.
+    __device__ __forceinline__ static void from_middle(const float* totals, float (&shift)[channels]) {
+        constexpr int half = 8 / R; // warps before the middle, and after it
+        const int place = warp() & (2 * half - 1), first = warp() - place;
+#pragma unroll
+        for (int c = 0; c < channels; ++c) {
+            shift[c] = 0.0f;
+#pragma unroll
+            for (int w = 0; w < 2 * half; ++w) {
+                const float total = totals[(first + w) * D + channel() + c];
+                if (w >= place && w < half) shift[c] -= total; // before the middle: from here to it
+                if (w >= half && w < place) shift[c] += total;
+            }
+        }
     }
     /// After a block barrier: G before the warp's first row, and G of the whole chunk.
     __device__ __forceinline__ static void prefix(const float* totals, float (&start)[channels],
@@ -118,7 +135,7 @@ struct Rows {
 #pragma unroll
         for (int c = 0; c < channels; ++c) start[c] = end[c] = 0.0f;
 #pragma unroll
-        for (int w = 0; w < 8; ++w)
+        for (int w = 0; w < warps; ++w)
 #pragma unroll
             for (int c = 0; c < channels; ++c) {
                 const float total = totals[w * D + channel() + c];

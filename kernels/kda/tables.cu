@@ -82,36 +82,63 @@ __global__ void fill_tables(Tables tables, const std::int64_t* cu, std::int64_t 
     }
 }
 
-/// Block (sequence, head, 16 value columns); thread (8 groups of rows, ...) as below. State columns live in shared memory.
+constexpr int join_threads = 512;
+template <int D>
+constexpr int join_stride = D + 4; ///< floats per row of the map in shared memory: rows on different banks, 16-byte aligned
+template <int D>
+constexpr int join_shared = D * join_stride<D> * 4;
+
+/// Block (sequence, head, 16 value columns). The map of a segment passes through shared memory; the 16 state columns stay
+/// there. Serial over segments: a few microseconds each.
 template <int D, bool reversed>
-__global__ void __launch_bounds__(256) join(const Launch launch, const float* map, const float* end, const float* initial,
-                                            float* begin) {
+__global__ void __launch_bounds__(join_threads) join(const Launch launch, const float* map, const float* end, const float* initial,
+                                                     float* begin) {
+    extern __shared__ __align__(16) float map_tile[];
     __shared__ float state[D][17];
-    const int slices = D / 16, slice = blockIdx.x % slices, head = blockIdx.x / slices % launch.group_heads;
+    constexpr int slices = D / 16, rows_apart = join_threads / 16, own_rows = D / rows_apart;
+    const int slice = blockIdx.x % slices, head = blockIdx.x / slices % launch.group_heads;
     const std::int64_t sequence = blockIdx.x / slices / launch.group_heads;
     const int first = launch.segment_offsets[sequence], last = launch.segment_offsets[sequence + 1] - 1;
     const int column = threadIdx.x & 15, row0 = threadIdx.x >> 4;
     const auto offset = [&](int segment) { return (static_cast<std::int64_t>(segment) * launch.group_heads + head) * D * D; };
     const std::int64_t start = (sequence * launch.heads + launch.first_head + head) * D * D;
-    for (int row = row0; row < D; row += 16)
+    for (int row = row0; row < D; row += rows_apart)
         state[row][column] = initial != nullptr ? initial[start + row * D + 16 * slice + column] : 0.0f;
-    __syncthreads();
     for (int n = 0; n <= last - first; ++n) {
         const int segment = reversed ? last - n : first + n;
-        float next[D / 16];
-        for (int x = 0; x < D / 16; ++x) {
-            const int row = row0 + 16 * x;
-            const std::int64_t at = offset(segment) + row * D + 16 * slice + column;
-            begin[at] = state[row][column];
-            float sum = end[at];
-            for (int j = 0; j < D; ++j)
-                sum += map[offset(segment) + (reversed ? j * D + row : row * D + j)] * state[j][column];
-            next[x] = sum;
+        for (int x = threadIdx.x; x < D * D / 4; x += join_threads)
+            *reinterpret_cast<float4*>(map_tile + 4 * x / D * join_stride<D> + 4 * x % D) =
+                *reinterpret_cast<const float4*>(map + offset(segment) + 4 * x);
+        float sums[own_rows];
+#pragma unroll
+        for (int x = 0; x < own_rows; ++x) sums[x] = end[offset(segment) + (row0 + rows_apart * x) * D + 16 * slice + column];
+        __syncthreads();
+#pragma unroll
+        for (int x = 0; x < own_rows; ++x)
+            begin[offset(segment) + (row0 + rows_apart * x) * D + 16 * slice + column] = state[row0 + rows_apart * x][column];
+#pragma unroll 8
+        for (int j = 0; j < D; ++j) {
+            const float before = state[j][column];
+#pragma unroll
+            for (int x = 0; x < own_rows; ++x) {
+                const int row = row0 + rows_apart * x;
+                sums[x] += (reversed ? map_tile[j * join_stride<D> + row] : map_tile[row * join_stride<D> + j]) * before;
+            }
         }
         __syncthreads();
-        for (int x = 0; x < D / 16; ++x) state[row0 + 16 * x][column] = next[x];
-        __syncthreads();
+#pragma unroll
+        for (int x = 0; x < own_rows; ++x) state[row0 + rows_apart * x][column] = sums[x];
     }
+}
+
+template <int D>
+void launch_join(const Launch& launch, bool reversed, const float* map, const float* end, const float* initial, float* begin,
+                 std::int64_t sequences, cudaStream_t stream) {
+    const auto kernel = reversed ? join<D, true> : join<D, false>;
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, join_shared<D>), "shared memory of kda join");
+    kernel<<<static_cast<unsigned>(sequences * launch.group_heads * (D / 16)), join_threads, join_shared<D>, stream>>>(launch, map, end,
+                                                                                                                      initial, begin);
+    check_launch("kda join segments", describe(launch));
 }
 
 /// Sum over the chunks `lane`, `lane` + lanes, ... of column `column` of the partials, compensated.
@@ -174,11 +201,8 @@ void make_tables(const Tables& tables, const std::int64_t* cu_seqlens, const Dim
 
 void join_segments(const Launch& launch, int head_dim, bool reversed, const float* map, const float* end,
                    const float* initial, float* begin, std::int64_t sequences, cudaStream_t stream) {
-    const auto grid = static_cast<unsigned>(sequences * launch.group_heads * (head_dim / 16));
-    const auto kernel = head_dim == 128 ? (reversed ? join<128, true> : join<128, false>)
-                                        : (reversed ? join<64, true> : join<64, false>);
-    kernel<<<grid, 256, 0, stream>>>(launch, map, end, initial, begin);
-    check_launch("kda join segments", describe(launch));
+    head_dim == 128 ? launch_join<128>(launch, reversed, map, end, initial, begin, sequences, stream)
+                    : launch_join<64>(launch, reversed, map, end, initial, begin, sequences, stream);
 }
 
 void reduce_parameters(const Launch& launch, int head_dim, float* d_a_log, float* d_dt_bias, cudaStream_t stream) {

@@ -200,7 +200,7 @@ std::vector<Case> cases() {
     list.push_back({.name = "mixed gates", .lengths = {200}, .gate = softplus, .z_mean = 0, .z_spread = 6, .a_log = 0.5});
     list.push_back({.name = "bounded at its bound", .lengths = {200}, .gate = bounded, .z_mean = 9});
     list.push_back({.name = "bounded saturated", .lengths = {200}, .gate = bounded, .a_log = 5});
-    list.push_back({.name = "bounded A_log 90", .lengths = {200}, .gate = bounded, .a_log = 90});
+    list.push_back({.name = "bounded A_log 90", .lengths = {200}, .gate = bounded, .z_mean = 4, .z_spread = 0.5, .a_log = 90});
     list.push_back({.name = "segments of 2", .lengths = {700, 100}, .gate = softplus, .z_mean = -3, .options = {.segment_chunks = 2}});
     list.push_back({.name = "segments of 3 D64", .lengths = {1000}, .heads = 1, .head_dim = 64, .gate = softplus, .z_mean = -4, .options = {.segment_chunks = 3}});
     list.push_back({.name = "one head at a time", .lengths = {100, 100}, .heads = 5, .gate = softplus, .z_mean = -3, .options = {.workspace_limit = 1}});
@@ -213,6 +213,53 @@ INSTANTIATE_TEST_SUITE_P(shapes, KdaCuda, testing::ValuesIn(cases()), [](const a
     for (const char x : info.param.name) name += std::isalnum(static_cast<unsigned char>(x)) ? x : '_';
     return name;
 });
+
+/// Rank r of a context-parallel group holds tokens [r T / ranks, (r + 1) T / ranks): states go up, their gradients down.
+TEST(KdaCudaContextParallel, a_sequence_cut_over_2_4_and_8_ranks_gives_the_bits_of_the_uncut_one) {
+    if (device_count() == 0 || device_facts().compute_capability != 90) GTEST_SKIP() << "SKIPPED kda cuda: needs a Hopper GPU";
+    Case c{.name = "context parallel", .lengths = {1024}, .heads = 2, .gate = {.form = GateForm::softplus}, .z_mean = -3};
+    c.options.segment_chunks = 1 << 20;
+    const auto in = make_inputs(c);
+    std::mt19937_64 random(7);
+    const auto d_out = rounded(in.v.size(), 0, 1, random), d_final = rounded(in.initial_state.size(), 0, 0.3, random);
+    const auto whole = run_cuda(c, in, d_out, d_final);
+    for (const std::int64_t ranks : {2, 4, 8}) {
+        const std::int64_t tokens = 1024 / ranks, row = c.heads * c.head_dim;
+        Case part_case = c;
+        part_case.lengths = {tokens};
+        const auto rows = [&](const std::vector<double>& x, std::int64_t rank, std::int64_t width) {
+            return std::vector<double>(x.begin() + rank * tokens * width, x.begin() + (rank + 1) * tokens * width);
+        };
+        std::vector<reference::Inputs<double>> parts;
+        auto state = in.initial_state;
+        for (std::int64_t r = 0; r < ranks; ++r) {
+            auto part = in;
+            part.cu_seqlens = {0, tokens};
+            part.q = rows(in.q, r, row), part.k = rows(in.k, r, row), part.v = rows(in.v, r, row), part.gate = rows(in.gate, r, row);
+            part.beta = rows(in.beta, r, c.heads);
+            part.initial_state = state;
+            parts.push_back(part);
+            const auto result = run_cuda(part_case, part, rows(d_out, r, row), d_final);
+            EXPECT_EQ(result.outputs.out, rows(whole.outputs.out, r, row)) << ranks << " ranks, rank " << r;
+            state = result.outputs.final_state;
+        }
+        EXPECT_EQ(state, whole.outputs.final_state);
+        auto d_state = d_final;
+        std::vector<double> d_a_log(c.heads);
+        for (std::int64_t r = ranks - 1; r >= 0; --r) {
+            const auto g = run_cuda(part_case, parts[r], rows(d_out, r, row), d_state).gradients;
+            EXPECT_EQ(g.q, rows(whole.gradients.q, r, row));
+            EXPECT_EQ(g.k, rows(whole.gradients.k, r, row));
+            EXPECT_EQ(g.v, rows(whole.gradients.v, r, row));
+            EXPECT_EQ(g.gate, rows(whole.gradients.gate, r, row));
+            EXPECT_EQ(g.beta, rows(whole.gradients.beta, r, c.heads));
+            for (int h = 0; h < c.heads; ++h) d_a_log[h] += g.a_log[h];
+            d_state = g.initial_state;
+        }
+        EXPECT_EQ(d_state, whole.gradients.initial_state);
+        EXPECT_LT(relative_error(d_a_log, whole.gradients.a_log), 1e-4);
+    }
+}
 
 TEST(KdaCudaPacking, five_thousand_sequences_of_32_heads_give_the_bits_of_each_alone) {
     if (device_count() == 0 || device_facts().compute_capability != 90) GTEST_SKIP() << "SKIPPED kda cuda: needs a Hopper GPU";
