@@ -22,7 +22,17 @@ using bf16 = __nv_bfloat16;
 /// How many blocks share a weight tile; `automatic` decides by rows per expert.
 enum class Clusters : int { automatic = 0, single = 1, pairs = 2 };
 
-/// y = x W^T (+ bias), times `row_scale` if given.
+/// A low-rank adapter's share of a product, added inside the same launch as `rank` more of the contraction:
+/// forward y += low B^T with low = lambda x A^T; input gradient dx += low A with low = lambda dy B. `low` comes from
+/// `forward` (weight A, alpha lambda) or `input_gradient` (weight B, alpha lambda); no delta of the weight is formed.
+struct LowRank {
+    int rank = 0;                 ///< 0: none; a multiple of 8
+    bool shared = false;          ///< one factor for all experts
+    const bf16* low = nullptr;    ///< [rows, rank], one row per slot
+    const bf16* factor = nullptr; ///< forward: B [experts or 1, out, rank]; gradient: A [experts or 1, rank, in]
+};
+
+/// y = alpha (x W^T (+ bias) (+ low rank)), times `row_scale` if given.
 struct Forward {
     Dims dims;
     const bf16* x = nullptr;         ///< [x_rows, in]
@@ -34,6 +44,8 @@ struct Forward {
     const float* row_scale = nullptr; ///< [rows] or absent
     bf16* y = nullptr;               ///< [rows, out]
     Clusters clusters = Clusters::automatic;
+    LowRank adapter = {};
+    float alpha = 1.0f;
 };
 void forward(const Forward& args, cudaStream_t stream);
 
@@ -51,10 +63,11 @@ struct GatedForward {
     bf16* y = nullptr;               ///< [rows, i]
     bf16* pre = nullptr;             ///< [rows, 2 i] in halves whatever the layout, or absent
     Clusters clusters = Clusters::automatic;
+    LowRank adapter = {};            ///< B's rows are laid out as the weight's
 };
 void gated_forward(const GatedForward& args, cudaStream_t stream);
 
-/// dx = dy W, times `row_scale` if given.
+/// dx = alpha (dy W (+ low rank)), times `row_scale` if given.
 struct InputGradient {
     Dims dims;
     const bf16* dy = nullptr;        ///< [dy_rows, out]; for an interleaved weight in halves, as `pre`
@@ -66,8 +79,27 @@ struct InputGradient {
     GateLayout layout = GateLayout::halves;
     bf16* dx = nullptr;              ///< [rows, in]
     Clusters clusters = Clusters::automatic;
+    LowRank adapter = {};
+    float alpha = 1.0f;
 };
 void input_gradient(const InputGradient& args, cudaStream_t stream);
+
+/// Products over an expert's slots: out[e] = sum over its rows of a_row b_row^T, fp32, one block per output tile, so the
+/// order of the sum is fixed. Experts without rows get zeros. With a = dy and b = x it is the gradient of a trained
+/// weight [out, in]; with a = dy, b = low the gradient dB [out, rank]; with a = x, b = low of the gradient pass and
+/// `transposed` the gradient dA [rank, in].
+struct SlotProduct {
+    int experts = 0;
+    int rows = 0;
+    int a_width = 0;              ///< a multiple of 8
+    int b_width = 0;              ///< a multiple of 8
+    bool transposed = false;      ///< out [experts, b_width, a_width] instead of [experts, a_width, b_width]
+    const bf16* a = nullptr;      ///< [rows, a_width]
+    const bf16* b = nullptr;      ///< [rows, b_width]
+    const int* offsets = nullptr; ///< [experts + 1]
+    float* out = nullptr;
+};
+void slot_product(const SlotProduct& args, cudaStream_t stream);
 
 /// Backward of the gated activation and of the routing weight in one pass, from g = dout W_down (the input gradient of the
 /// down layer without its routing weight). For choice c of row r = row_of[c] (absent: r = c; -1: dropped):

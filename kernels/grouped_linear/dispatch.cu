@@ -20,6 +20,25 @@ CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout l
     return make_tensor_map(tile, "weights");
 }
 
+/// Maps of the second product; `factor` has `factor_dims` in the roles of in and out.
+void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dims& d, const Dims& factor_dims, int halves,
+                 GateLayout layout, std::uint32_t box_rows) {
+    if (adapter.rank == 0) return;
+    require(adapter.rank > 0 && adapter.rank % 8 == 0, d,
+            "the adapter's rank is " + std::to_string(adapter.rank) + ", not a multiple of 8; pad it with zeros");
+    check_pointer(adapter.low, "the adapter's low-rank rows", d);
+    check_pointer(adapter.factor, "the adapter's factor", d);
+    Dims f = factor_dims;
+    f.experts = adapter.shared ? 1 : d.experts;
+    maps.adapter_weight = weight_map(adapter.factor, f, halves, layout, box_rows);
+    Maps rows{};
+    token_maps(rows, adapter.low, d.rows, adapter.rank, 1);
+    maps.adapter_16 = rows.tokens_16;
+    maps.adapter_64 = rows.tokens_64;
+    problem.adapter_steps = divide_up(adapter.rank, step_k);
+    problem.adapter_shared = adapter.shared;
+}
+
 template <bool gated, Major major>
 void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters clusters, cudaStream_t stream) {
     // Pairs halve the weight traffic from L2 to the multiprocessors when an expert has two token tiles or more. Below
@@ -52,7 +71,7 @@ void forward(const Forward& a, cudaStream_t stream) {
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, 1, GateLayout::halves, 128);
     token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
-    const Problem problem{.offsets = a.offsets,
+    Problem problem{.offsets = a.offsets,
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.out, tile_rows),
                           .halves = 1,
@@ -60,13 +79,19 @@ void forward(const Forward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = a.x,
                           .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = nullptr,
                                      .columns = a.dims.out,
                                      .bias = a.bias,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = a.alpha}};
+    Dims factor = a.dims;
+    factor.in = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 128);
     dispatch<false, Major::k>(maps, problem, a.dims, a.clusters, stream);
 }
 
@@ -79,7 +104,7 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, 2, a.layout, 128);
     token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
-    const Problem problem{.offsets = a.offsets,
+    Problem problem{.offsets = a.offsets,
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.out / 2, tile_rows / 2),
                           .halves = 1,
@@ -87,6 +112,8 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = a.x,
                           .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = a.pre,
                                      .columns = a.dims.out / 2,
@@ -94,6 +121,9 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                                      .interleaved_bias = a.layout == GateLayout::interleaved,
                                      .row_scale = nullptr,
                                      .activation = a.activation}};
+    Dims factor = a.dims;
+    factor.in = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 2, a.layout, 128);
     dispatch<true, Major::k>(maps, problem, a.dims, a.clusters, stream);
 }
 
@@ -108,7 +138,7 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, halves, a.layout, 64);
     token_maps(maps, a.dy, a.dy_rows, a.dims.out / halves, halves);
-    const Problem problem{.offsets = a.offsets,
+    Problem problem{.offsets = a.offsets,
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.in, tile_rows),
                           .halves = halves,
@@ -116,13 +146,19 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                           .contraction = a.dims.out / halves,
                           .tokens = a.dy,
                           .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.dx,
                                      .pre = nullptr,
                                      .columns = a.dims.in,
                                      .bias = nullptr,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = a.alpha}};
+    Dims factor = a.dims;
+    factor.out = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 64);
     dispatch<false, Major::mn>(maps, problem, a.dims, a.clusters, stream);
 }
 

@@ -26,13 +26,22 @@ struct Output {
     bool interleaved_bias;  ///< gated: bias rows alternate gate and linear
     const float* row_scale; ///< [rows] or absent
     GatedActivation activation;
+    float alpha = 1.0f;      ///< factor of sums and bias
+    float bias_scale = 1.0f; ///< factor of the bias before that
 };
 
-/// Values v[4 j + ...] of 16-row matrices, tokens 8 j to 8 j + 15, to staging columns `column` to `column + 15`.
-__device__ __forceinline__ void stage_16_tokens(char* staging, int token, int column, const float* v) {
+/// (v + bias) * scale of 16-row matrices, tokens `token` to `token + 15`, to staging columns `column` to `column + 15`.
+/// `bias` is per weight row (l / 4, + 8), `scale` per token of this thread (2 (l % 4) + {0, 1}, + 8).
+__device__ __forceinline__ void stage_16_tokens(char* staging, int token, int column, const float* v,
+                                                const float (&bias)[2], const float (&scale)[4]) {
     const int lane = threadIdx.x % 32;
-    const std::uint32_t packed[4] = {ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
-                                     ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7])};
+    std::uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int j = i / 2, r = i % 2;
+        packed[i] = ptx::pack_bf16((v[4 * j + 2 * r] + bias[r]) * scale[2 * j],
+                                   (v[4 * j + 2 * r + 1] + bias[r]) * scale[2 * j + 1]);
+    }
     const int row = token + 8 * (lane / 16) + lane % 8;
     const int at = column + 8 * ((lane / 8) % 2);
     ptx::store_matrix_x4_transposed(ptx::shared_address(staging) + row * staging_pitch + at * 2, packed);
@@ -86,12 +95,13 @@ __device__ __forceinline__ void activate_out(const char* staging, const Output& 
 }
 
 template <bool gated, int n>
-__device__ __forceinline__ void store_tile(float (&acc)[2][n / 2], const Output& out, const Tile& tile, int group,
+__device__ __forceinline__ void store_tile(const float (&acc)[2][n / 2], const Output& out, const Tile& tile, int group,
                                            char* staging) {
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32 % 4;
     const int column0 = gated ? tile.row_tile * 128 + group * 64 : tile.row_tile * tile_rows + group * 128;
     const int barrier = 1 + group;
+    float bias[2][2] = {};
     if (out.bias != nullptr) {
 #pragma unroll
         for (int b = 0; b < 2; ++b)
@@ -100,41 +110,27 @@ __device__ __forceinline__ void store_tile(float (&acc)[2][n / 2], const Output&
                 const int column = column0 + warp * 16 + lane / 4 + 8 * r + (gated ? 0 : 64 * b);
                 const std::int64_t width = gated ? 2 * out.columns : out.columns;
                 const int at = !gated ? column : out.interleaved_bias ? 2 * column + b : b * out.columns + column;
-                const float bias = column < out.columns ? __bfloat162float(out.bias[tile.expert * width + at]) : 0.0f;
-#pragma unroll
-                for (int j = 0; j < n / 8; ++j) {
-                    acc[b][4 * j + 2 * r] += bias;
-                    acc[b][4 * j + 2 * r + 1] += bias;
-                }
+                if (column < out.columns) bias[b][r] = out.bias_scale * __bfloat162float(out.bias[tile.expert * width + at]);
             }
     }
 #pragma unroll
     for (int t0 = 0; t0 < n; t0 += staging_tokens) {
-        constexpr int most = n < staging_tokens ? n : staging_tokens;
-        const int tokens = n - t0 < most ? n - t0 : most;
-        if constexpr (!gated) {
-            if (out.row_scale != nullptr) {
-#pragma unroll
-                for (int j = t0 / 8; j < (t0 + tokens) / 8; ++j) {
-#pragma unroll
-                    for (int c = 0; c < 2; ++c) {
-                        const int token = 8 * j + 2 * (lane % 4) + c;
-                        const float scale = token < tile.tokens ? out.row_scale[tile.token0 + token] : 0.0f;
-#pragma unroll
-                        for (int b = 0; b < 2; ++b) {
-                            acc[b][4 * j + c] *= scale;
-                            acc[b][4 * j + c + 2] *= scale;
-                        }
-                    }
-                }
-            }
-        }
         const int count = tile.tokens - t0;
         ptx::named_barrier(barrier, 128); // the last chunk has been read
 #pragma unroll
-        for (int t = 0; t < tokens; t += 16)
+        for (int t = t0; t < n && t < t0 + staging_tokens; t += 16) {
+            float scale[4];
 #pragma unroll
-            for (int b = 0; b < 2; ++b) stage_16_tokens(staging, t, b * 64 + warp * 16, &acc[b][(t0 + t) / 2]);
+            for (int i = 0; i < 4; ++i) {
+                const int token = t + 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+                scale[i] = out.alpha;
+                if (!gated && out.row_scale != nullptr && token < tile.tokens)
+                    scale[i] *= out.row_scale[tile.token0 + token];
+            }
+#pragma unroll
+            for (int b = 0; b < 2; ++b)
+                stage_16_tokens(staging, t - t0, b * 64 + warp * 16, &acc[b][t / 2], bias[b], scale);
+        }
         ptx::named_barrier(barrier, 128);
         if constexpr (gated)
             activate_out(staging, out, tile.token0 + t0, count, column0);

@@ -39,6 +39,9 @@ struct Maps {
     CUtensorMap weight;
     CUtensorMap tokens_16; ///< box of 16 token rows
     CUtensorMap tokens_64; ///< box of 64
+    CUtensorMap adapter_weight; ///< the second product's, if any
+    CUtensorMap adapter_16;
+    CUtensorMap adapter_64;
 };
 
 struct Problem {
@@ -50,6 +53,8 @@ struct Problem {
     int contraction;  ///< elements per piece
     const bf16* tokens; ///< gathered rows only
     const int* gather;
+    int adapter_steps;   ///< stages of the second product, y += h B^T
+    bool adapter_shared; ///< one B for all experts
     Output output;
 };
 
@@ -63,8 +68,8 @@ struct Config {
 
 /// Weight blocks `first` to `last - 1` (of 4 of 64 rows) of one stage, to the blocks in `ranks`.
 template <typename C>
-__device__ __forceinline__ void load_weights(char* stage, const CUtensorMap* map, const Tile& tile, int half, int k,
-                                             ptx::Barrier* full, int rank) {
+__device__ __forceinline__ void load_weights(char* stage, const CUtensorMap* map, const Tile& tile, int expert, int half,
+                                             int k, ptx::Barrier* full, int rank) {
     const int pieces = C::major == Major::k ? 2 : 4; // tensor copies per stage
     const int rows = C::major == Major::k ? 128 : 64;
 #pragma unroll
@@ -82,9 +87,9 @@ __device__ __forceinline__ void load_weights(char* stage, const CUtensorMap* map
         }
         char* to = stage + p * (weight_stage / pieces);
         if (C::cluster > 1 && tile.shares_weights)
-            ptx::tensor_load_4d_multicast(to, map, x, y, z, tile.expert, 0b11, full);
+            ptx::tensor_load_4d_multicast(to, map, x, y, z, expert, 0b11, full);
         else
-            ptx::tensor_load_4d(to, map, x, y, z, tile.expert, full);
+            ptx::tensor_load_4d(to, map, x, y, z, expert, full);
     }
 }
 
@@ -113,25 +118,35 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
                 rows[i] = row < tile.tokens ? p.tokens + p.gather[tile.token0 + row] * pitch : nullptr;
             }
         }
-        for (int half = 0; half < p.halves; ++half) {
-            for (int step = 0; step < p.half_steps; ++step) {
-                const int k = step * step_k;
-                char* weights = ring + at.stage * (weight_stage + token_stage);
-                char* tokens = weights + weight_stage;
-                ptx::Barrier* full = &tail.full[at.stage];
-                ptx::barrier_wait(&tail.empty[at.stage], at.parity);
-                if (leader) {
-                    ptx::barrier_arrive_expect(full, weight_stage + (C::gathered ? 0 : width * step_k * 2));
-                    load_weights<C>(weights, &maps.weight, tile, half, k, full, rank);
-                    if constexpr (!C::gathered) {
-                        int row = 0;
-                        for (; row + 64 <= width; row += 64)
-                            ptx::tensor_load_3d(tokens + row * 128, &maps.tokens_64, k, half, tile.token0 + row, full);
-                        for (; row < width; row += 16)
-                            ptx::tensor_load_3d(tokens + row * 128, &maps.tokens_16, k, half, tile.token0 + row, full);
-                    }
+        const int main_steps = p.halves * p.half_steps;
+        for (int step = 0, half = 0, k = 0; step < main_steps + p.adapter_steps; ++step, k += step_k) {
+            if (step == main_steps) half = k = 0;
+            const bool adapter = step >= main_steps;
+            if (!adapter && k >= p.half_steps * step_k) {
+                k = 0;
+                ++half;
+            }
+            char* weights = ring + at.stage * (weight_stage + token_stage);
+            char* tokens = weights + weight_stage;
+            ptx::Barrier* full = &tail.full[at.stage];
+            ptx::barrier_wait(&tail.empty[at.stage], at.parity);
+            const bool tensor_tokens = !C::gathered || adapter;
+            if (leader) {
+                ptx::barrier_arrive_expect(full, weight_stage + (tensor_tokens ? width * step_k * 2 : 0));
+                load_weights<C>(weights, adapter ? &maps.adapter_weight : &maps.weight, tile,
+                                adapter && p.adapter_shared ? 0 : tile.expert, half, k, full, rank);
+                if (tensor_tokens) {
+                    const CUtensorMap* map_64 = adapter ? &maps.adapter_64 : &maps.tokens_64;
+                    const CUtensorMap* map_16 = adapter ? &maps.adapter_16 : &maps.tokens_16;
+                    int row = 0;
+                    for (; row + 64 <= width; row += 64)
+                        ptx::tensor_load_3d(tokens + row * 128, map_64, k, half, tile.token0 + row, full);
+                    for (; row < width; row += 16)
+                        ptx::tensor_load_3d(tokens + row * 128, map_16, k, half, tile.token0 + row, full);
                 }
-                if constexpr (C::gathered) {
+            }
+            if constexpr (C::gathered) {
+                if (!adapter) {
                     const int chunk = thread % 8;
                     const bool inside = k + chunk * 8 < p.contraction;
                     const std::uint32_t to = ptx::shared_address(tokens);
@@ -144,10 +159,10 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
                             ptx::copy_16(to + swizzle_128(row, chunk), valid ? rows[i] + column : p.tokens, valid);
                         }
                     }
-                    ptx::barrier_arrive_after_async_copies(full);
                 }
-                at.advance();
+                ptx::barrier_arrive_after_async_copies(full);
             }
+            at.advance();
         }
     }
 }
@@ -160,7 +175,7 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
     // Zeroed rather than overwritten by the first step: an accumulator that a predicate may leave unwritten counts as
     // live from one tile to the next, and those of all widths together do not fit the registers.
     float acc[2][Instruction::accumulators] = {};
-    const int steps = p.halves * p.half_steps;
+    const int steps = p.halves * p.half_steps + p.adapter_steps;
     const bool elected = threadIdx.x % 32 == 0;
     const auto release = [&](std::uint32_t stage) {
         if (elected) {

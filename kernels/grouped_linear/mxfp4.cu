@@ -82,13 +82,17 @@ void forward(const Forward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = nullptr,
                           .gather = nullptr,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = nullptr,
                                      .columns = a.dims.out,
                                      .bias = a.bias,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = sum_factor,
+                                     .bias_scale = 1.0f / sum_factor}};
     launch<Config<false, false>>(maps, problem, a.weights, a.dims, stream);
 }
 
@@ -111,13 +115,17 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = nullptr,
                           .gather = nullptr,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = a.pre,
                                      .columns = a.dims.out / 2,
                                      .bias = a.bias,
                                      .interleaved_bias = a.layout == GateLayout::interleaved,
                                      .row_scale = nullptr,
-                                     .activation = a.activation}};
+                                     .activation = a.activation,
+                                     .alpha = sum_factor,
+                                     .bias_scale = 1.0f / sum_factor}};
     launch<Config<true, false>>(maps, problem, a.weights, a.dims, stream);
 }
 
@@ -143,13 +151,17 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                           .contraction = a.dims.out / halves,
                           .tokens = nullptr,
                           .gather = nullptr,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
                           .output = {.y = a.dx,
                                      .pre = nullptr,
                                      .columns = a.dims.in,
                                      .bias = nullptr,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = sum_factor,
+                                     .bias_scale = 1.0f / sum_factor}};
     launch<Config<false, true>>(maps, problem, a.weights, a.dims, stream);
 }
 

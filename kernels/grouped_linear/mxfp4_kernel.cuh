@@ -17,6 +17,7 @@
 
 namespace moeplan::kernels::grouped_linear::mxfp4 {
 
+inline constexpr float sum_factor = 0x1p64f;   // undoes the 2^-64 of the expanded weights
 inline constexpr int step = 128;              // contraction per stage
 inline constexpr int packed_stage = 256 * 64; // bytes
 inline constexpr int scale_stage = 1024;
@@ -155,8 +156,8 @@ __device__ __forceinline__ void store_columns(float (&acc)[2][n / 2], const Outp
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 const int token = 8 * j + 2 * (lane % 4) + c;
-                const float scale =
-                    out.row_scale == nullptr ? 1.0f : token < tile.tokens ? out.row_scale[tile.token0 + token] : 0.0f;
+                float scale = out.alpha;
+                if (out.row_scale != nullptr && token < tile.tokens) scale *= out.row_scale[tile.token0 + token];
                 const uint2 v = make_uint2(ptx::pack_bf16(acc[0][4 * j + c] * scale, acc[0][4 * j + c + 2] * scale),
                                            ptx::pack_bf16(acc[1][4 * j + c] * scale, acc[1][4 * j + c + 2] * scale));
                 *reinterpret_cast<uint2*>(staging + (token - t0) * staging_pitch + (warp * 32 + lane / 4 * 4) * 2) = v;
@@ -202,11 +203,6 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
     ptx::wgmma_touch(acc[0]);
     ptx::wgmma_touch(acc[1]);
     if (elected) ptx::barrier_arrive(&tail.empty[previous]);
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) {
-        acc[0][i] *= 0x1p64f;
-        acc[1][i] *= 0x1p64f;
-    }
     if constexpr (C::gradient)
         store_columns<n>(acc, p.output, tile, group, staging);
     else
