@@ -1,6 +1,10 @@
 /// \file
 /// Times the KDA forward and backward on the current GPU: median of CUDA-event times over rotating input sets, beside
-/// the anchors of bench/results/kda_h200.md. `kda_bench [--backward-limit-per-token-head BYTES] [quick]`.
+/// the anchors of bench/results/kda_h200.md.
+///
+///     kda_bench [quick | replays] [--json FILE] [--backward-limit-per-token-head BYTES]
+///
+/// The anchors were measured on an H200 by the method of bench/results/kda_h200.md; a ratio of 0 means there is none.
 #include "kernels/base/cuda.hpp"
 #include "kernels/kda/kda.hpp"
 
@@ -65,7 +69,13 @@ struct Anchor {
     double fla_forward, flashkda_forward, fla_both, fla_peak_gb;
 };
 
-void run(int heads, std::int64_t tokens, Anchor anchor, double limit, int replays, GateForm form) {
+/// Rows for --json, in the order they were measured.
+struct Report {
+    std::FILE* json = nullptr;
+    int rows = 0;
+};
+
+void run(Report& report, int heads, std::int64_t tokens, Anchor anchor, double limit, int replays, GateForm form) {
     const Dims dims{.tokens = tokens, .heads = heads, .head_dim = 128, .sequences = 1};
     const std::size_t elements = static_cast<std::size_t>(tokens) * heads * 128;
     const Options options{.workspace_limit = static_cast<std::size_t>(limit * static_cast<double>(tokens) * heads)};
@@ -111,6 +121,13 @@ void run(int heads, std::int64_t tokens, Anchor anchor, double limit, int replay
     std::printf("H%d T%lld fwd %.3f ms (%.2fx flashkda %.2fx fla, %.2f of floor) both %.3f ms (%.2fx fla, %.2f of floor) peak %.2f GB (%.2f of fla)\n", heads,
                 static_cast<long long>(tokens), ms_f, anchor.flashkda_forward / ms_f, anchor.fla_forward / ms_f, floor_f / ms_f, ms_fb,
                 anchor.fla_both / ms_fb, (floor_f + floor_b) / ms_fb, peak, anchor.fla_peak_gb > 0 ? peak / anchor.fla_peak_gb : 0);
+    if (report.json != nullptr)
+        std::fprintf(report.json,
+                     "%s\n  {\"heads\": %d, \"tokens\": %lld, \"gate\": \"%s\", \"forward_ms\": %.4f, \"forward_backward_ms\": %.4f, "
+                     "\"peak_gb\": %.4f, \"anchor_fla_forward_ms\": %.4f, \"anchor_flashkda_forward_ms\": %.4f, "
+                     "\"anchor_fla_forward_backward_ms\": %.4f, \"anchor_fla_peak_gb\": %.4f}",
+                     report.rows++ == 0 ? "[" : ",", heads, static_cast<long long>(tokens), form == GateForm::bounded ? "bounded" : "softplus",
+                     ms_f, ms_fb, peak, anchor.fla_forward, anchor.flashkda_forward, anchor.fla_both, anchor.fla_peak_gb);
     if (replays > 0) {
         std::uint64_t first = 0;
         int different = 0;
@@ -129,36 +146,44 @@ void run(int heads, std::int64_t tokens, Anchor anchor, double limit, int replay
 } // namespace
 
 int main(int argc, char** argv) {
-    double limit = 1400;
+    double limit = 1400; // half of what the backward would take unlimited: heads in two groups
+    Report report;
     bool quick = false, replays = false;
     for (int i = 1; i < argc; ++i) {
         if (std::strcmp(argv[i], "quick") == 0) quick = true;
         if (std::strcmp(argv[i], "replays") == 0) replays = true;
+        if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) report.json = std::fopen(argv[++i], "w");
         if (std::strcmp(argv[i], "--backward-limit-per-token-head") == 0 && i + 1 < argc) limit = std::atof(argv[++i]);
     }
     try {
         if (replays) {
-            run(4, 4096, {}, limit, 50, GateForm::bounded);
-            run(16, 1500, {}, limit, 50, GateForm::softplus);
+            run(report, 4, 4096, {}, limit, 50, GateForm::bounded);
+            run(report, 16, 1500, {}, limit, 50, GateForm::softplus);
             return 0;
         }
         const auto b = GateForm::bounded;
         if (!quick) {
-            run(32, 4096, {0.616, 0.4943, 3.2522, 1.2793}, limit, 0, b);
-            run(64, 4096, {1.0537, 0.5991, 5.7987, 2.2901}, limit, 0, b);
-            run(96, 4096, {1.5452, 0.704, 8.6964, 3.3009}, limit, 0, b);
+            run(report, 32, 4096, {0.616, 0.4943, 3.2522, 1.2793}, limit, 0, b);
+            run(report, 64, 4096, {1.0537, 0.5991, 5.7987, 2.2901}, limit, 0, b);
+            run(report, 96, 4096, {1.5452, 0.704, 8.6964, 3.3009}, limit, 0, b);
         }
-        run(32, 16384, {2.2778, 1.9114, 12.1916, 4.0454}, limit, 0, b);
-        run(64, 16384, {4.0156, 2.3276, 22.4391, 8.0908}, limit, 0, b);
-        run(96, 16384, {6.0078, 2.7428, 34.1822, 12.1362}, limit, 0, b);
-        if (quick) return 0;
-        run(32, 65536, {8.9699, 7.559, 48.0455, 16.1816}, limit, 0, b);
-        run(64, 65536, {16.0107, 9.2299, 89.3242, 32.3632}, limit, 0, b);
-        run(96, 65536, {24.1074, 10.8747, 136.3652, 48.5449}, limit, 0, b);
-        run(32, 16384, {2.6417, 0, 15.3092, 0}, limit, 0, GateForm::softplus);
-        run(8, 16384, {}, 0, 0, b);
-        run(1, 65536, {}, 0, 0, b);
-        run(32, 1 << 20, {}, 300, 0, b);
+        run(report, 32, 16384, {2.2778, 1.9114, 12.1916, 4.0454}, limit, 0, b);
+        run(report, 64, 16384, {4.0156, 2.3276, 22.4391, 8.0908}, limit, 0, b);
+        run(report, 96, 16384, {6.0078, 2.7428, 34.1822, 12.1362}, limit, 0, b);
+        if (!quick) {
+            run(report, 32, 65536, {8.9699, 7.559, 48.0455, 16.1816}, limit, 0, b);
+            run(report, 64, 65536, {16.0107, 9.2299, 89.3242, 32.3632}, limit, 0, b);
+            run(report, 96, 65536, {24.1074, 10.8747, 136.3652, 48.5449}, limit, 0, b);
+            run(report, 32, 16384, {2.6417, 0, 15.3092, 0}, limit, 0, GateForm::softplus);
+            run(report, 8, 16384, {}, 0, 0, b);
+            run(report, 4, 4096, {}, 0, 0, b);
+            run(report, 1, 65536, {}, 0, 0, b);
+            run(report, 32, 1 << 20, {}, 300, 0, b);
+        }
+        if (report.json != nullptr) {
+            std::fprintf(report.json, "\n]\n");
+            std::fclose(report.json);
+        }
     } catch (const std::exception& error) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;

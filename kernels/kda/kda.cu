@@ -36,7 +36,7 @@ struct Cut {
 std::int64_t segment_length(const Dims& dims, const Options& options, std::int64_t max_chunks) {
     if (options.segment_chunks > 0) return std::min(options.segment_chunks, whole_sequence);
     // Scans with fewer warpgroups than the card has multiprocessors are cut; the affine pass triples their work, so
-    // that it pays only where at least six segments can run beside each other. Measured in bench/results/kda_h200.md.
+    // that it pays only where at least six segments can run beside each other.
     const std::int64_t items = dims.sequences * dims.heads * (dims.head_dim / 64), cuts = 132 / items;
     const std::int64_t chunks = max_chunks / dims.sequences;
     if (cuts < 6 || chunks < 48) return whole_sequence;
@@ -108,6 +108,12 @@ Launch make_launch(const Forward& call, const Cut& c) {
 }
 
 void require_inputs(const Forward& call) {
+    int device = 0, major = 0, minor = 0;
+    check(cudaGetDevice(&device), "current device");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "compute capability");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "compute capability");
+    require(major == 9 && minor == 0, "compute capability " + std::to_string(major) + "." + std::to_string(minor) +
+                                          "; the kernels are built for 9.0, other devices take the reference");
     require(call.q && call.k && call.v && call.gate && call.beta && call.a_log, "an input pointer is null");
     require(call.workspace != nullptr && reinterpret_cast<std::uintptr_t>(call.workspace) % 256 == 0,
             "the workspace must be 256-byte aligned");
