@@ -1,0 +1,165 @@
+/// \file
+/// Host side of grouped_linear: refusals, tensor maps, choice of configuration.
+#include "kernels/base/tma.hpp"
+#include "kernels/grouped_linear/gemm_kernel.cuh"
+#include "kernels/grouped_linear/host_checks.hpp"
+
+namespace moeplan::kernels::grouped_linear {
+namespace {
+
+/// One expert's weight [out, in] as (in, halves, out / halves), rows of a half adjacent or interleaved.
+CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout layout, std::uint32_t box_rows) {
+    const std::uint64_t in = d.in, rows = d.out / halves;
+    const bool interleaved = layout == GateLayout::interleaved;
+    const TensorTile<4> tile{
+        .base = base,
+        .sizes = {in, static_cast<std::uint64_t>(halves), rows, static_cast<std::uint64_t>(d.experts)},
+        .strides = {interleaved ? in * 2 : rows * in * 2, interleaved ? in * 2 * halves : in * 2,
+                    static_cast<std::uint64_t>(d.out) * in * 2},
+        .box = {64, 1, box_rows, 1}};
+    return make_tensor_map(tile, "weights");
+}
+
+/// Maps of the second product; `factor` has `factor_dims` in the roles of in and out.
+void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dims& d, const Dims& factor_dims, int halves,
+                 GateLayout layout, std::uint32_t box_rows) {
+    if (adapter.rank == 0) return;
+    require(adapter.rank > 0 && adapter.rank % 8 == 0, d,
+            "the adapter's rank is " + std::to_string(adapter.rank) + ", not a multiple of 8; pad it with zeros");
+    check_pointer(adapter.low, "the adapter's low-rank rows", d);
+    check_pointer(adapter.factor, "the adapter's factor", d);
+    Dims f = factor_dims;
+    f.experts = adapter.shared ? 1 : d.experts;
+    maps.adapter_weight = weight_map(adapter.factor, f, halves, layout, box_rows);
+    Maps rows{};
+    token_maps(rows, adapter.low, d.rows, adapter.rank, 1);
+    maps.adapter_16 = rows.tokens_16;
+    maps.adapter_64 = rows.tokens_64;
+    problem.adapter_steps = divide_up(adapter.rank, step_k);
+    problem.adapter_shared = adapter.shared;
+}
+
+template <bool gated, Major major>
+void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters clusters, cudaStream_t stream) {
+    // Pairs halve the weight traffic from L2 to the multiprocessors when an expert has two token tiles or more. Below
+    // that there is nothing to share; far above it the launch is bound by arithmetic and the lockstep of two blocks
+    // costs up to 10 % (measured at 1024 rows per expert).
+    const bool pairs = clusters == Clusters::pairs || (clusters == Clusters::automatic && d.rows > 160ll * d.experts &&
+                                                       d.rows <= 512ll * d.experts);
+    const std::string shape = describe(d);
+    if (problem.gather != nullptr) {
+        if (pairs)
+            launch<Config<gated, major, true, 2>>(maps, problem, shape, stream);
+        else
+            launch<Config<gated, major, true, 1>>(maps, problem, shape, stream);
+    } else {
+        if (pairs)
+            launch<Config<gated, major, false, 2>>(maps, problem, shape, stream);
+        else
+            launch<Config<gated, major, false, 1>>(maps, problem, shape, stream);
+    }
+}
+
+} // namespace
+
+void forward(const Forward& a, cudaStream_t stream) {
+    check_dims(a.dims, false);
+    if (a.dims.rows == 0) return;
+    check_pointer(a.x, "x", a.dims);
+    check_pointer(a.weight, "weight", a.dims);
+    check_pointer(a.y, "y", a.dims);
+    Maps maps{};
+    maps.weight = weight_map(a.weight, a.dims, 1, GateLayout::halves, 128);
+    token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
+    Problem problem{.offsets = a.offsets,
+                          .experts = a.dims.experts,
+                          .row_tiles = divide_up(a.dims.out, tile_rows),
+                          .halves = 1,
+                          .half_steps = divide_up(a.dims.in, step_k),
+                          .contraction = a.dims.in,
+                          .tokens = a.x,
+                          .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
+                          .output = {.y = a.y,
+                                     .pre = nullptr,
+                                     .columns = a.dims.out,
+                                     .bias = a.bias,
+                                     .interleaved_bias = false,
+                                     .row_scale = a.row_scale,
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = a.alpha}};
+    Dims factor = a.dims;
+    factor.in = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 128);
+    dispatch<false, Major::k>(maps, problem, a.dims, a.clusters, stream);
+}
+
+void gated_forward(const GatedForward& a, cudaStream_t stream) {
+    check_dims(a.dims, true);
+    if (a.dims.rows == 0) return;
+    check_pointer(a.x, "x", a.dims);
+    check_pointer(a.weight, "weight", a.dims);
+    check_pointer(a.y, "y", a.dims);
+    Maps maps{};
+    maps.weight = weight_map(a.weight, a.dims, 2, a.layout, 128);
+    token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
+    Problem problem{.offsets = a.offsets,
+                          .experts = a.dims.experts,
+                          .row_tiles = divide_up(a.dims.out / 2, tile_rows / 2),
+                          .halves = 1,
+                          .half_steps = divide_up(a.dims.in, step_k),
+                          .contraction = a.dims.in,
+                          .tokens = a.x,
+                          .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
+                          .output = {.y = a.y,
+                                     .pre = a.pre,
+                                     .columns = a.dims.out / 2,
+                                     .bias = a.bias,
+                                     .interleaved_bias = a.layout == GateLayout::interleaved,
+                                     .row_scale = nullptr,
+                                     .activation = a.activation}};
+    Dims factor = a.dims;
+    factor.in = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 2, a.layout, 128);
+    dispatch<true, Major::k>(maps, problem, a.dims, a.clusters, stream);
+}
+
+void input_gradient(const InputGradient& a, cudaStream_t stream) {
+    const bool interleaved = a.layout == GateLayout::interleaved;
+    check_dims(a.dims, interleaved);
+    if (a.dims.rows == 0) return;
+    check_pointer(a.dy, "dy", a.dims);
+    check_pointer(a.weight, "weight", a.dims);
+    check_pointer(a.dx, "dx", a.dims);
+    const int halves = interleaved ? 2 : 1;
+    Maps maps{};
+    maps.weight = weight_map(a.weight, a.dims, halves, a.layout, 64);
+    token_maps(maps, a.dy, a.dy_rows, a.dims.out / halves, halves);
+    Problem problem{.offsets = a.offsets,
+                          .experts = a.dims.experts,
+                          .row_tiles = divide_up(a.dims.in, tile_rows),
+                          .halves = halves,
+                          .half_steps = divide_up(a.dims.out / halves, step_k),
+                          .contraction = a.dims.out / halves,
+                          .tokens = a.dy,
+                          .gather = a.gather,
+                          .adapter_steps = 0,
+                          .adapter_shared = false,
+                          .output = {.y = a.dx,
+                                     .pre = nullptr,
+                                     .columns = a.dims.in,
+                                     .bias = nullptr,
+                                     .interleaved_bias = false,
+                                     .row_scale = a.row_scale,
+                                     .activation = GatedActivation::swiglu,
+                                     .alpha = a.alpha}};
+    Dims factor = a.dims;
+    factor.out = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 64);
+    dispatch<false, Major::mn>(maps, problem, a.dims, a.clusters, stream);
+}
+
+} // namespace moeplan::kernels::grouped_linear

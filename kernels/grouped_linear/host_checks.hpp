@@ -1,0 +1,52 @@
+/// \file
+/// Refusals and token maps that the grouped layers share on the host.
+#pragma once
+
+#include "kernels/base/tma.hpp"
+#include "kernels/grouped_linear/gemm_kernel.cuh"
+
+#include <string>
+
+namespace moeplan::kernels::grouped_linear {
+
+inline std::string describe(const Dims& d) {
+    return "experts=" + std::to_string(d.experts) + " rows=" + std::to_string(d.rows) + " in=" + std::to_string(d.in) +
+           " out=" + std::to_string(d.out);
+}
+
+inline void require(bool holds, const Dims& d, const std::string& why) {
+    if (!holds) throw UnsupportedShape("grouped_linear [" + describe(d) + "]: " + why);
+}
+
+inline void check_dims(const Dims& d, bool gated) {
+    require(d.experts >= 1 && d.experts <= max_experts, d,
+            "1 to " + std::to_string(max_experts) + " experts in one call; split the experts over calls");
+    require(d.rows >= 0 && d.in > 0 && d.out > 0, d, "sizes must be positive");
+    require(d.in % 8 == 0, d, "the input width must be a multiple of 8 (16-byte rows); pad it, or use the reference");
+    require(d.out % (gated ? 16 : 8) == 0, d,
+            gated ? "the gate-up width must be a multiple of 16; pad it, or use the reference"
+                  : "the output width must be a multiple of 8 (16-byte rows); pad it, or use the reference");
+    require(device_facts().compute_capability == 90, d, "this kernel needs a Hopper GPU (sm_90); use the reference");
+}
+
+inline void check_pointer(const void* pointer, const char* name, const Dims& d) {
+    require(pointer != nullptr, d, std::string(name) + " is null");
+    require(reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0, d, std::string(name) + " is not 16-byte aligned");
+}
+
+/// Token rows [rows, halves * width] as (width, halves, rows).
+inline void token_maps(Maps& maps, const bf16* base, int rows, int width, int halves) {
+    const std::uint64_t pitch = static_cast<std::uint64_t>(width) * halves * 2;
+    TensorTile<3> tile{.base = base,
+                       .sizes = {static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(halves),
+                                 static_cast<std::uint64_t>(rows)},
+                       .strides = {static_cast<std::uint64_t>(width) * 2, pitch},
+                       .box = {64, 1, 16}};
+    maps.tokens_16 = make_tensor_map(tile, "token rows");
+    tile.box = {64, 1, 64};
+    maps.tokens_64 = make_tensor_map(tile, "token rows");
+}
+
+inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+} // namespace moeplan::kernels::grouped_linear

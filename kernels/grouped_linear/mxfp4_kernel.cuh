@@ -1,0 +1,261 @@
+/// \file
+/// The grouped product of gemm_kernel.cuh with 4-bit weights. Same tiles and epilogue; a stage is 128 of the
+/// contraction: 16 KB of packed weights, 1 KB of scales, up to 32 KB of tokens. The multiplying warps read packed words,
+/// expand them to bf16 in registers and multiply from there (wgmma with A in registers).
+///
+/// Expanding: a nibble's exponent and mantissa bits are moved to the low exponent and high mantissa bits of a bf16,
+/// which is the value times 2^-126, exact for 0 and 0.5 too (a bf16 subnormal); one multiplication by
+/// 2^(s - 127 + 126 - 64) finishes it. The 2^-64 keeps that factor's exponent in range for every scale up to 2^65 and is
+/// undone on the fp32 sums. 5 to 6 integer operations per pair of weights.
+///
+/// Forward: a thread's fragment needs byte l % 4 of each packed word of rows l / 4 and l / 4 + 8.
+/// Input gradient: the instruction's rows are columns of the weight, and which one is free to choose: thread l takes
+/// the four columns 4 (l / 4) of its warp's 32, which lie in 16 bits; the epilogue puts them back in order.
+#pragma once
+
+#include "kernels/grouped_linear/gemm_kernel.cuh"
+
+namespace moeplan::kernels::grouped_linear::mxfp4 {
+
+inline constexpr float sum_factor = 0x1p64f;   // undoes the 2^-64 of the expanded weights
+inline constexpr int step = 128;              // contraction per stage
+inline constexpr int packed_stage = 256 * 64; // bytes
+inline constexpr int scale_stage = 1024;
+inline constexpr int token_part = tile_tokens * 64 * 2; // tokens of 64 of the contraction
+inline constexpr int stage_bytes = packed_stage + scale_stage + 2 * token_part;
+inline constexpr std::size_t shared_total =
+    1024 + ring_stages * stage_bytes + 2 * staging_bytes + sizeof(SharedTail);
+
+struct Packed {
+    const std::uint8_t* prepared; ///< [experts, in / 32, out]
+    int in;
+    int out;
+};
+
+template <bool gated_, bool gradient_>
+struct Config {
+    static constexpr bool gated = gated_;
+    static constexpr bool gradient = gradient_;
+};
+
+/// Four bits at the top of each half to bf16 times 2^-126; other bits are ignored.
+__device__ __forceinline__ std::uint32_t top_nibbles(std::uint32_t v) {
+    return ((v >> 6) & 0x01c001c0u) | (v & 0x80008000u);
+}
+__device__ __forceinline__ std::uint32_t times(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t r;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+inline constexpr std::uint32_t scale_bias = 62u * 128u * 0x10001u;
+
+template <typename C>
+__device__ __forceinline__ void load_stage(char* stage, const Maps& maps, const Problem& p, const Packed& w,
+                                           const Tile& tile, int width, int half, int k, ptx::Barrier* full) {
+    const int parts = p.contraction - k > 64 ? 2 : 1;
+    char* scales = stage + packed_stage;
+    char* tokens = scales + scale_stage;
+    std::uint32_t bytes = packed_stage + parts * width * 128;
+    const std::uint8_t* prepared = w.prepared + static_cast<std::int64_t>(tile.expert) * (w.in / 32) * w.out;
+    if constexpr (C::gradient) {
+        const int blocks = min(8, w.in / 32 - tile.row_tile * 8);
+        bytes += blocks * parts * 64;
+        ptx::barrier_arrive_expect(full, bytes);
+        ptx::tensor_load_4d(stage, &maps.weight, tile.row_tile * 128, half, k, tile.expert, full);
+        for (int b = 0; b < blocks; ++b)
+            ptx::bulk_load(scales + b * 128,
+                           prepared + static_cast<std::int64_t>(tile.row_tile * 8 + b) * w.out + half * p.contraction + k,
+                           parts * 64, full);
+    } else {
+        const int rows = C::gated ? w.out / 2 : w.out;
+        int valid[2], first[2];
+#pragma unroll
+        for (int piece = 0; piece < 2; ++piece) {
+            first[piece] = C::gated ? tile.row_tile * 128 : tile.row_tile * tile_rows + piece * 128;
+            valid[piece] = max(0, min(128, rows - first[piece]));
+            bytes += 2 * parts * valid[piece];
+        }
+        ptx::barrier_arrive_expect(full, bytes);
+#pragma unroll
+        for (int piece = 0; piece < 2; ++piece) {
+            ptx::tensor_load_4d(stage + piece * (packed_stage / 2), &maps.weight, k / 2, C::gated ? piece : 0,
+                                first[piece], tile.expert, full);
+            if (valid[piece] == 0) continue;
+            for (int b = 0; b < 2 * parts; ++b)
+                ptx::bulk_load(scales + b * 256 + piece * 128,
+                               prepared + static_cast<std::int64_t>(k / 32 + b) * w.out + first[piece] +
+                                   (C::gated ? piece * rows : 0),
+                               valid[piece], full);
+        }
+    }
+    for (int part = 0; part < parts; ++part) {
+        char* to = tokens + part * token_part;
+        int row = 0;
+        for (; row + 64 <= width; row += 64)
+            ptx::tensor_load_3d(to + row * 128, &maps.tokens_64, k + part * 64, half, tile.token0 + row, full);
+        for (; row < width; row += 16)
+            ptx::tensor_load_3d(to + row * 128, &maps.tokens_16, k + part * 64, half, tile.token0 + row, full);
+    }
+}
+
+/// A fragments of 16 of the contraction, number `k16` (0 to 7) of the stage: a[block][4].
+template <typename C>
+__device__ __forceinline__ void expand(const char* stage, int group, int k16, std::uint32_t (&a)[2][4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const char* scales = stage + packed_stage;
+    if constexpr (!C::gradient) {
+        const std::uint32_t byte = lane % 4;
+        const std::uint32_t select = (4 + byte) << 12 | byte << 4; // byte 3 from w, byte 1 from w << 4
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            const int piece = C::gated ? block : group;
+            const int row0 = (C::gated ? group : block) * 64 + warp * 16 + lane / 4;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row0 + 8 * r;
+                const uint2 w = *reinterpret_cast<const uint2*>(stage + piece * (packed_stage / 2) +
+                                                                swizzle_64(row, k16 / 2) + k16 % 2 * 8);
+                const std::uint32_t s = static_cast<std::uint8_t>(scales[k16 / 2 * 256 + piece * 128 + row]);
+                const std::uint32_t factor = s * 0x00800080u + scale_bias;
+                a[block][r] = times(top_nibbles(__byte_perm(w.x << 4, w.x, select)), factor);
+                a[block][r + 2] = times(top_nibbles(__byte_perm(w.y << 4, w.y, select)), factor);
+            }
+        }
+    } else {
+        const int column = group * 4 + warp; // 16-byte piece of a row: this warp's 32 columns
+#pragma unroll
+        for (int h = 0; h < 2; ++h) { // contraction 0 to 7 and 8 to 15
+            const int row = k16 * 16 + h * 8 + 2 * (lane % 4);
+            const std::uint32_t even =
+                *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row, column) + lane / 4 * 2);
+            const std::uint32_t odd =
+                *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row + 1, column) + lane / 4 * 2);
+            const std::uint32_t s = *reinterpret_cast<const std::uint16_t*>(scales + column * 128 + row);
+            const std::uint32_t factor = __byte_perm(s, 0, 0x4140) * 128u + scale_bias;
+            const std::uint32_t v = __byte_perm(even, odd, 0x5410);
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+#pragma unroll
+                for (int r = 0; r < 2; ++r)
+                    a[block][r + 2 * h] = times(top_nibbles(v << (12 - 4 * (2 * block + r))), factor);
+        }
+    }
+}
+
+/// The input gradient's tile: thread l of warp w holds columns 32 w + 4 (l / 4) + {0, 1, 2, 3} of its warpgroup's 128.
+template <int n>
+__device__ __forceinline__ void store_columns(float (&acc)[2][n / 2], const Output& out, const Tile& tile, int group,
+                                              char* staging) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int column0 = tile.row_tile * tile_rows + group * 128;
+#pragma unroll
+    for (int t0 = 0; t0 < n; t0 += staging_tokens) {
+        ptx::named_barrier(1 + group, 128);
+#pragma unroll
+        for (int j = t0 / 8; j < n / 8 && j < t0 / 8 + 4; ++j)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int token = 8 * j + 2 * (lane % 4) + c;
+                float scale = out.alpha;
+                if (out.row_scale != nullptr && token < tile.tokens) scale *= out.row_scale[tile.token0 + token];
+                const uint2 v = make_uint2(ptx::pack_bf16(acc[0][4 * j + c] * scale, acc[0][4 * j + c + 2] * scale),
+                                           ptx::pack_bf16(acc[1][4 * j + c] * scale, acc[1][4 * j + c + 2] * scale));
+                *reinterpret_cast<uint2*>(staging + (token - t0) * staging_pitch + (warp * 32 + lane / 4 * 4) * 2) = v;
+            }
+        ptx::named_barrier(1 + group, 128);
+        copy_out(staging, out, tile.token0 + t0, tile.tokens - t0, column0);
+    }
+}
+
+template <typename C, int n>
+__device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, ptx::RingPosition<ring_stages>& at,
+                                         const Problem& p, const Tile& tile, int group, char* staging) {
+    float acc[2][ptx::Wgmma<n>::accumulators] = {};
+    const bool elected = threadIdx.x % 32 == 0;
+    std::uint32_t previous = 0;
+    bool first = true;
+    for (int half = 0; half < p.halves; ++half)
+        for (int k = 0; k < p.contraction; k += step) {
+            const char* stage = ring + at.stage * stage_bytes;
+            const int parts = p.contraction - k > 64 ? 2 : 1;
+            ptx::barrier_wait(&tail.full[at.stage], at.parity);
+            for (int part = 0; part < parts; ++part) {
+                std::uint32_t a[2][2][4]; // two buffers: one is read by the tensor cores while the other is filled
+                const std::uint64_t b = ptx::wgmma_descriptor(
+                    ptx::shared_address(stage + packed_stage + scale_stage + part * token_part));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    expand<C>(stage, group, part * 4 + i, a[i % 2]);
+                    ptx::wgmma_begin();
+#pragma unroll
+                    for (int block = 0; block < 2; ++block)
+                        ptx::Wgmma<n>::template rs<>(acc[block], a[i % 2][block], ptx::wgmma_advance(b, i * 32), true);
+                    ptx::wgmma_commit();
+                    ptx::wgmma_wait<1>();
+                    if (i == 0 && part == 0 && !first && elected) ptx::barrier_arrive(&tail.empty[previous]);
+                }
+            }
+            first = false;
+            previous = at.stage;
+            at.advance();
+        }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_touch(acc[0]);
+    ptx::wgmma_touch(acc[1]);
+    if (elected) ptx::barrier_arrive(&tail.empty[previous]);
+    if constexpr (C::gradient)
+        store_columns<n>(acc, p.output, tile, group, staging);
+    else
+        store_tile<C::gated, n>(acc, p.output, tile, group, staging);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(kernel_threads, 1)
+    grouped_gemm_mxfp4(const __grid_constant__ Maps maps, const __grid_constant__ Problem p, const Packed weights) {
+    extern __shared__ char dynamic_shared[];
+    char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
+    char* staging = ring + ring_stages * stage_bytes;
+    SharedTail& tail = *reinterpret_cast<SharedTail*>(staging + 2 * staging_bytes);
+    if (threadIdx.x == 0) {
+        ptx::tensor_prefetch_map(&maps.weight);
+        for (int s = 0; s < ring_stages; ++s) {
+            ptx::barrier_init(&tail.full[s], 1);
+            ptx::barrier_init(&tail.empty[s], 8);
+        }
+        ptx::fence_barrier_init();
+    }
+    for (int e = threadIdx.x; e <= p.experts; e += kernel_threads) tail.offsets[e] = p.offsets[e];
+    __syncthreads();
+    TileWalk<1> walk(tail.offsets, p.experts, p.row_tiles);
+    Tile tile;
+    if (threadIdx.x < 128) {
+        ptx::registers_release<72>();
+        if (threadIdx.x != 0) return;
+        ptx::RingPosition<ring_stages> at{0, 1};
+        for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x)
+            for (int half = 0; half < p.halves; ++half)
+                for (int k = 0; k < p.contraction; k += step) {
+                    ptx::barrier_wait(&tail.empty[at.stage], at.parity);
+                    load_stage<C>(ring + at.stage * stage_bytes, maps, p, weights, tile,
+                                  instruction_width(tile.tokens), half, k, &tail.full[at.stage]);
+                    at.advance();
+                }
+    } else {
+        ptx::registers_acquire<216>();
+        const int group = threadIdx.x / 128 - 1;
+        ptx::RingPosition<ring_stages> at;
+        char* mine = staging + group * staging_bytes;
+        for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
+            switch (instruction_width(tile.tokens)) {
+            case 16: multiply_packed<C, 16>(ring, tail, at, p, tile, group, mine); break;
+            case 32: multiply_packed<C, 32>(ring, tail, at, p, tile, group, mine); break;
+            case 48: multiply_packed<C, 48>(ring, tail, at, p, tile, group, mine); break;
+            case 64: multiply_packed<C, 64>(ring, tail, at, p, tile, group, mine); break;
+            case 96: multiply_packed<C, 96>(ring, tail, at, p, tile, group, mine); break;
+            default: multiply_packed<C, 128>(ring, tail, at, p, tile, group, mine); break;
+            }
+        }
+    }
+}
+
+} // namespace moeplan::kernels::grouped_linear::mxfp4

@@ -1,0 +1,163 @@
+/// \file
+/// out[e] = A_e^T B_e over an expert's rows (sm_90a): the contraction index is the row, so both operands are read along
+/// their other index by transposing descriptors. Tile: 256 columns of a by n of b (16, 32, 64 or 128), 64 rows a stage,
+/// two multiplying warpgroups, one loading thread. The rows of the next expert in an expert's last stage are zeroed in
+/// shared memory on both sides (they may hold NaN). Bytes: a once per 128 columns of b, b once per 256 columns of a.
+#include "kernels/base/ptx.cuh"
+#include "kernels/base/tma.hpp"
+#include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/host_checks.hpp"
+
+namespace moeplan::kernels::grouped_linear {
+namespace {
+
+constexpr int stage_rows = 64;
+constexpr int a_stage = 4 * 64 * 128; // four pieces of 64 columns
+constexpr int b_stage = 2 * 64 * 128;
+constexpr int product_stages = 4;
+constexpr std::size_t product_shared = 1024 + product_stages * (a_stage + b_stage) + 2 * product_stages * 8;
+
+/// Zeroes rows `from` to 63 of `pieces` pieces; 256 threads.
+__device__ __forceinline__ void clear_rows(char* stage, int pieces, int from, int thread) {
+    const int chunks = (stage_rows - from) * 8; // 16-byte chunks of a piece; the swizzle permutes inside a row only
+    for (int i = thread; i < chunks * pieces; i += 256)
+        *reinterpret_cast<uint4*>(stage + i / chunks * 8192 + from * 128 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
+}
+
+template <int n>
+__global__ void __launch_bounds__(kernel_threads, 1)
+    multiply_slots(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                   const SlotProduct p) {
+    extern __shared__ char dynamic_shared[];
+    char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
+    ptx::Barrier* full = reinterpret_cast<ptx::Barrier*>(ring + product_stages * (a_stage + b_stage));
+    ptx::Barrier* empty = full + product_stages;
+    constexpr int b_pieces = n > 64 ? 2 : 1;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < product_stages; ++s) {
+            ptx::barrier_init(&full[s], 1);
+            ptx::barrier_init(&empty[s], 8);
+        }
+        ptx::fence_barrier_init();
+    }
+    __syncthreads();
+    const int a_tiles = (p.a_width + 255) / 256, b_tiles = (p.b_width + n - 1) / n;
+    const std::int64_t items = static_cast<std::int64_t>(p.experts) * a_tiles * b_tiles;
+    if (threadIdx.x < 128) {
+        ptx::registers_release<40>();
+        if (threadIdx.x != 0) return;
+        ptx::RingPosition<product_stages> at{0, 1};
+        for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+            const int expert = static_cast<int>(item / (a_tiles * b_tiles)), tile = item % (a_tiles * b_tiles);
+            const int a0 = tile / b_tiles * 256, b0 = tile % b_tiles * n;
+            const int end = p.offsets[expert + 1];
+            for (int row = p.offsets[expert]; row < end; row += stage_rows) {
+                char* stage = ring + at.stage * (a_stage + b_stage);
+                ptx::barrier_wait(&empty[at.stage], at.parity);
+                ptx::barrier_arrive_expect(&full[at.stage], a_stage + b_pieces * 8192);
+                for (int i = 0; i < 4; ++i)
+                    ptx::tensor_load_2d(stage + i * 8192, &a_map, a0 + i * 64, row, &full[at.stage]);
+                for (int i = 0; i < b_pieces; ++i)
+                    ptx::tensor_load_2d(stage + a_stage + i * 8192, &b_map, b0 + i * 64, row, &full[at.stage]);
+                at.advance();
+            }
+        }
+        return;
+    }
+    ptx::registers_acquire<232>();
+    const int thread = threadIdx.x - 128, group = thread / 128, lane = thread % 32, warp = thread / 32 % 4;
+    ptx::RingPosition<product_stages> at;
+    for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+        const int expert = static_cast<int>(item / (a_tiles * b_tiles)), tile = item % (a_tiles * b_tiles);
+        const int a0 = tile / b_tiles * 256, b0 = tile % b_tiles * n;
+        const int begin = p.offsets[expert], end = p.offsets[expert + 1];
+        float acc[2][n / 2] = {};
+        for (int row = begin; row < end; row += stage_rows) {
+            char* stage = ring + at.stage * (a_stage + b_stage);
+            ptx::barrier_wait(&full[at.stage], at.parity);
+            if (end - row < stage_rows) {
+                clear_rows(stage, 4, end - row, thread);
+                clear_rows(stage + a_stage, b_pieces, end - row, thread);
+                ptx::fence_async_shared();
+                ptx::named_barrier(1, 256);
+            }
+            const std::uint32_t address = ptx::shared_address(stage);
+            const std::uint64_t a = ptx::wgmma_descriptor(address + group * 2 * 8192);
+            const std::uint64_t b = ptx::wgmma_descriptor(address + a_stage, 1024, 8192);
+            ptx::wgmma_begin();
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk)
+#pragma unroll
+                for (int block = 0; block < 2; ++block)
+                    ptx::Wgmma<n>::template ss<ptx::Major::mn, ptx::Major::mn>(
+                        acc[block], ptx::wgmma_advance(a, block * 8192 + kk * 2048), ptx::wgmma_advance(b, kk * 2048),
+                        true);
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
+            if (lane == 0) ptx::barrier_arrive(&empty[at.stage]);
+            at.advance();
+        }
+        ptx::wgmma_touch(acc[0]);
+        ptx::wgmma_touch(acc[1]);
+        float* out = p.out + static_cast<std::int64_t>(expert) * p.a_width * p.b_width;
+#pragma unroll
+        for (int block = 0; block < 2; ++block)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const std::int64_t i = a0 + group * 128 + block * 64 + warp * 16 + lane / 4 + 8 * r;
+                if (i >= p.a_width) continue;
+#pragma unroll
+                for (int j = 0; j < n / 8; ++j) {
+                    const std::int64_t column = b0 + 8 * j + 2 * (lane % 4);
+                    if (column >= p.b_width) continue;
+                    const float2 v = make_float2(acc[block][4 * j + 2 * r], acc[block][4 * j + 2 * r + 1]);
+                    if (p.transposed) {
+                        out[column * p.a_width + i] = v.x;
+                        out[(column + 1) * p.a_width + i] = v.y;
+                    } else {
+                        *reinterpret_cast<float2*>(out + i * p.b_width + column) = v;
+                    }
+                }
+            }
+    }
+}
+
+CUtensorMap row_map(const bf16* base, int rows, int width, const char* name) {
+    return make_tensor_map(TensorTile<2>{.base = base,
+                                         .sizes = {static_cast<std::uint64_t>(width), static_cast<std::uint64_t>(rows)},
+                                         .strides = {static_cast<std::uint64_t>(width) * 2},
+                                         .box = {64, stage_rows}},
+                           name);
+}
+
+template <int n>
+void launch_product(const SlotProduct& p, const Dims& d, cudaStream_t stream) {
+    check(cudaFuncSetAttribute(multiply_slots<n>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(product_shared)),
+          "slot product [" + describe(d) + "]: reserve shared memory");
+    multiply_slots<n><<<device_facts().multiprocessors, kernel_threads, product_shared, stream>>>(
+        row_map(p.a, p.rows, p.a_width, "the left rows"), row_map(p.b, p.rows, p.b_width, "the right rows"), p);
+    check_launch("slot product", describe(d));
+}
+
+} // namespace
+
+void slot_product(const SlotProduct& p, cudaStream_t stream) {
+    const Dims d{.experts = p.experts, .rows = p.rows, .in = p.b_width, .out = p.a_width};
+    check_dims(d, false);
+    if (p.rows == 0) {
+        check(cudaMemsetAsync(p.out, 0, sizeof(float) * static_cast<std::size_t>(p.experts) * p.a_width * p.b_width,
+                              stream),
+              "slot product [" + describe(d) + "]: zeros");
+        return;
+    }
+    check_pointer(p.a, "the left rows", d);
+    check_pointer(p.b, "the right rows", d);
+    check_pointer(p.out, "the result", d);
+    if (p.b_width <= 16) launch_product<16>(p, d, stream);
+    else if (p.b_width <= 32) launch_product<32>(p, d, stream);
+    else if (p.b_width <= 64) launch_product<64>(p, d, stream);
+    else launch_product<128>(p, d, stream);
+}
+
+} // namespace moeplan::kernels::grouped_linear
