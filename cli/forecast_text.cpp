@@ -6,6 +6,7 @@
 
 #include "cli/table.hpp"
 #include "core/write.hpp"
+#include "planner/space.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -110,7 +111,7 @@ std::string tuning_text(const Workload& workload) {
 std::string problem_text(const Problem& problem) {
   const Workload& w = problem.workload;
   const ClusterSpec& c = problem.cluster;
-  std::string batch = w.global_batch ? fmt::format("{} sequences a step", grouped(*w.global_batch)) : "8 micro-batches a data rank";
+  const std::string batch = fmt::format("{} sequences a step", grouped(w.global_batch.value_or(default_global_batch(problem))));
   std::string out = wrapped(fmt::format("{}: {}, {}, sequence {}, {}{}", printable(problem.model_name), tuning_text(w), name_of(w.optimizer), grouped(w.sequence_length), batch,
                                         w.tokens ? fmt::format(", {} tokens in all", short_count(*w.tokens)) : ""), kWidth, 2) + "\n";
   out += wrapped(fmt::format("on {} {} ({} x {}, {} each{}); experts loaded as {}, runtime {}, times from profile {}", grouped(c.devices()), printable(c.device.name), c.nodes,
@@ -133,7 +134,7 @@ std::string breakdown_text(const Context& context, const Problem& problem, const
 
   std::vector<std::pair<std::string, Seconds>> time;
   for (const auto& [category, name] : EnumNames<TimeCategory>::names)
-    if (f.time[static_cast<std::size_t>(category)].value > 0) time.emplace_back(spaced(name), f.time[static_cast<std::size_t>(category)]);
+    if (f.time[static_cast<std::size_t>(category)].value > 1e-9) time.emplace_back(spaced(name), f.time[static_cast<std::size_t>(category)]);
   std::stable_sort(time.begin(), time.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   rows.clear();
   for (const auto& [name, seconds] : time) rows.push_back({name, duration(seconds), percent(seconds / f.step)});

@@ -82,7 +82,7 @@ std::string layers_text(const Context& context, const Json& d) {
 
 std::string operators_text(const Context& context, const Json& d) {
   std::string out;
-  for (const Json& op : d["operators"]) out += fmt::format("{}{} x{}", out.empty() ? "" : ", ", op["name"].get<std::string>(), grouped(op["calls_per_micro_batch"].get<std::int64_t>()));
+  for (const Json& op : d["operators"]) out += fmt::format("{}{}\u00d7{}", out.empty() ? "" : ", ", op["name"].get<std::string>(), grouped(op["calls_per_micro_batch"].get<std::int64_t>()));
   return heading(context, "forward calls of a micro-batch") + "\n  " + wrapped(out, kWidth - 2, 2) + "\n";
 }
 

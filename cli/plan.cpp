@@ -81,7 +81,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   if (priced) columns.push_back({"cost", true});
   else if (hours) columns.push_back({"GPU-hours", true});
   std::string out = heading(context, "plans, fastest first") + "\n" + table(columns, rows);
-  out += wrapped("  batch: sequences a micro-batch x micro-batches a step; peak: memory of the fullest GPU, 95th percentile of the expert load; *: on the Pareto front of speed and memory, "
+  out += wrapped("  layout: degrees above 1 (dpRxS: R replicas of S shards, es: shards of the experts); batch: sequences a micro-batch x micro-batches a step; peak: memory of the fullest GPU, 95th percentile of the expert load; *: on the Pareto front of speed and memory, "
                  "whose last plan closes the list.", kWidth, 2) + "\n";
   const Forecast& best = answer.plans.front().forecast;
   if (best.device_hours)
@@ -90,10 +90,11 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   return out + "\n" + breakdown_text(context, problem, best);
 }
 
-std::string infeasible_text(const Context& context, const Infeasible& no) {
+std::string infeasible_text(const Context& context, const Infeasible& no, std::int64_t devices) {
   std::string out = heading(context, "nothing fits") + "\n";
   out += fmt::format("  {}: the closest plan needs {}, there are {}", no.binding, human(no.need), human(no.have));
   if (no.have.value > 0) out += fmt::format(" ({:.2f} times as much)", no.need / no.have);
+  out += fmt::format("\n  on all {} devices: {} against {}", grouped(devices), human(Bytes{no.need.value * devices}), human(Bytes{no.have.value * devices}));
   out += "\n  largest:";
   for (std::size_t i = 0; i < no.largest.size(); ++i) out += fmt::format("{} {} {}", i ? "," : "", no.largest[i].name, human(no.largest[i].bytes));
   return out + "\n  " + wrapped("what would do: " + printable(no.nearest_fix), kWidth - 2, 4) + "\n";
@@ -105,6 +106,7 @@ Output run(const Context& context, const PlanOptions& options) {
   if (options.problem->offload == "auto") out.notes.emplace_back("--offload auto: this version keeps everything on the devices");
   SearchOptions search;
   search.pins = options.problem->pinned();
+  check_micro_batch(problem, search.pins.micro_batch.value_or(1), "--micro-batch");
   search.top = options.top;
   search.threads = context.threads;
   search.full_attention_flops = options.problem->flops == "full-attention";
@@ -123,7 +125,7 @@ Output run(const Context& context, const PlanOptions& options) {
   }
   out.text = problem_text(problem);
   out.text += fmt::format("searched {} plans in {}: {} fit\n\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible));
-  if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible);
+  if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible, problem.cluster.devices());
   else out.text += found_text(context, problem, answer, options);
   out.text += "\n" + rejected_text(context, answer);
   for (const std::string& what : problem.model.uncovered) out.notes.push_back(problem.model_name + ": not run yet: " + what);

@@ -1,6 +1,10 @@
+#include "core/checked.hpp"
+#include "core/configs.hpp"
 #include "core/error.hpp"
 #include "core/write.hpp"
 #include "planner/planner.hpp"
+#include "planner/problem.hpp"
+#include "planner/rules.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan {
@@ -22,6 +26,32 @@ struct ProblemFile {
                            field("runtime", &ProblemFile::runtime).required(), field("profile", &ProblemFile::profile).required());
   }
 };
+
+/// A file may say anything: the parts are checked as those of a new problem are, and the plan by the planner's own rules.
+void check_loaded(const LoadedPlan& loaded, const Place& top, const std::string& where) {
+  const auto& [problem, plan] = loaded;
+  const std::string inside = where + ": problem";
+  check(problem.cluster, inside + ".cluster");
+  check(problem.load, inside + ".load");
+  check(problem.runtime, inside + ".runtime");
+  check(problem.profile, inside + ".profile");
+  Workload held = problem.workload;
+  held.frozen_storage = plan.frozen_storage;
+  check(held, inside + ".workload");
+  check(problem);
+  const Parallelism& p = plan.parallelism;
+  const Place degrees = top.at("plan").at("parallelism");
+  std::int64_t world = 1;
+  for (const int degree : {p.pp, p.tp, p.cp, p.dp_replicate, p.dp_shard}) world = checked_mul(world, degree, "plan.parallelism");
+  if (world != problem.cluster.devices())
+    degrees.refuse("pp x tp x cp x dp_replicate x dp_shard is " + std::to_string(world) + ", the cluster has " + std::to_string(problem.cluster.devices()) + " devices");
+  const std::int64_t experts = static_cast<std::int64_t>(p.ep) * p.etp * p.expert_shard;
+  if (p.stage_ranks() % experts != 0)
+    degrees.refuse("ep x etp x expert_shard = " + std::to_string(experts) + " does not divide the " + std::to_string(p.stage_ranks()) + " ranks of a stage");
+  if (plan.offload != "none") top.at("plan").refuse("offload " + shown(plan.offload) + " is not known", "known: none");
+  check_micro_batch(problem, plan.micro_batch, where + ": plan.micro_batch");
+  if (const auto rejection = first_rejection(problem, plan)) top.at("plan").refuse(rejection->rule + ": " + rejection->reason);
+}
 
 }  // namespace
 
@@ -47,12 +77,7 @@ LoadedPlan read_plan_file(const Json& json, const std::string& where) {
   LoadedPlan out;
   out.plan = read<Plan>(top.at("plan"));
   out.problem = {json.at("model_config"), file.model_name, import_model(json.at("model_config"), where + ": model_config", file.model_name), file.cluster, file.workload, file.load, file.runtime, file.profile};
-  const Parallelism& p = out.plan.parallelism;
-  const Place degrees = top.at("plan").at("parallelism");
-  if (static_cast<std::int64_t>(p.pp) * p.tp * p.cp * p.dp_replicate * p.dp_shard != out.problem.cluster.devices())
-    degrees.refuse("pp x tp x cp x dp_replicate x dp_shard is " + std::to_string(p.world()) + ", the cluster has " + std::to_string(out.problem.cluster.devices()) + " devices");
-  if (p.stage_ranks() % (p.ep * p.etp) != 0 || p.expert_data() % p.expert_shard != 0)
-    degrees.refuse("ep x etp x expert_shard = " + std::to_string(static_cast<std::int64_t>(p.ep) * p.etp * p.expert_shard) + " does not divide the " + std::to_string(p.stage_ranks()) + " ranks of a stage");
+  check_loaded(out, top, where);
   return out;
 }
 

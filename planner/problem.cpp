@@ -171,6 +171,12 @@ void check(const Problem& problem) {
                      "shorten the sequence");
 }
 
+void check_micro_batch(const Problem& problem, std::int64_t micro_batch, const std::string& where) {
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 32;
+  if (micro_batch > kMostTokens / problem.workload.sequence_length)
+    throw InputError(where, fmt::format("{} sequences x {} tokens are more than {} tokens", micro_batch, problem.workload.sequence_length, kMostTokens), "take a smaller micro-batch");
+}
+
 Problem make_problem(const fs::path& configs, const ProblemRequest& request) {
   ModelFile file = load_model_config(configs, request.model);
   Problem problem;

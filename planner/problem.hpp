@@ -43,4 +43,7 @@ struct ModelFile {
 /// the runtime does not run, sequences longer than learned positions.
 void check(const Problem& problem);
 
+/// Refuses micro-batches of more than 2^32 tokens: byte counts of their tensors would not fit 63 bits.
+void check_micro_batch(const Problem& problem, std::int64_t micro_batch, const std::string& where);
+
 }  // namespace moeplan
