@@ -241,7 +241,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     per_kind.push_back(v);
   }
 
-  std::vector<double> f50, b50, f95, b95, optimizer;
+  std::vector<double> optimizer;
+  StagePasses passes50, passes95;
   struct StageTime { double forward = 0, backward = 0, recompute = 0, expert = 0, weight = 0; };
   std::vector<StageTime> stage_times;
   double model = 0;
@@ -292,13 +293,19 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     std::vector<double> again = plan.reshard_after_forward ? gather : none;
     if (stage + 1 == par.pp) again.back() = 0;
     const auto reversed = [](std::vector<double> v) { std::reverse(v.begin(), v.end()); return v; };
-    const LaneResult f = run_lanes(fc50, gather, none, plan.prefetch), b = run_lanes(reversed(bc50), reversed(again), reversed(reduce), plan.prefetch);
-    f50.push_back(f.total);
-    b50.push_back(b.total);
-    t.weight = f.exposed + b.exposed;
+    /// Adds this stage's passes; what of them weights are waited for.
+    const auto add = [&](StagePasses& to, const std::vector<double>& fc, const std::vector<double>& bc) {
+      const LaneResult f = run_lanes(fc, gather, none, plan.prefetch), b = run_lanes(reversed(bc), reversed(again), reversed(reduce), plan.prefetch);
+      to.forward.push_back(f.total);
+      to.backward.push_back(b.total);
+      const bool same = plan.reshard_after_forward || par.pp == 1;
+      to.forward_again.push_back(same ? to.forward.back() : run_lanes(fc, none, none, plan.prefetch).total);
+      to.backward_again.push_back(same ? to.backward.back() : run_lanes(reversed(bc), reversed(gather), reversed(reduce), plan.prefetch).total);
+      return f.exposed + b.exposed;
+    };
+    t.weight = add(passes50, fc50, bc50);
     stage_times.push_back(t);
-    f95.push_back(run_lanes(fc95, gather, none, plan.prefetch).total);
-    b95.push_back(run_lanes(reversed(bc95), reversed(again), reversed(reduce), plan.prefetch).total);
+    add(passes95, fc95, bc95);
     // AdamW reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
     op::AdamW adam{};
     adam.elements = m50.state.trained_elements;
@@ -306,9 +313,10 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   }
   const double exchange = collective(Collective::send_receive, moeplan::Group::pipeline, exchange_bytes);
   const double tail = *std::max_element(optimizer.begin(), optimizer.end());
-  const double step50 = pipeline_seconds(f50, b50, exchange, plan.micro_batches);
+  const std::vector<double>&f50 = passes50.forward, &b50 = passes50.backward;
+  const double step50 = pipeline_seconds(passes50, exchange, plan.micro_batches);
   out.step = {step50 + tail};
-  out.step_p95 = {pipeline_seconds(f95, b95, exchange, plan.micro_batches) + tail};
+  out.step_p95 = {pipeline_seconds(passes95, exchange, plan.micro_batches) + tail};
 
   std::size_t pace = 0;
   for (std::size_t i = 1; i < f50.size(); ++i) if (f50[i] + b50[i] > f50[pace] + b50[pace]) pace = i;

@@ -43,8 +43,15 @@ class Evaluator {
   std::unique_ptr<Shared> shared_;
 };
 
+/// Per stage, seconds of a pass that follows one of the other direction, and of one that follows its own (`again`): without
+/// resharding the first kind of backward and the second kind of forward find their weights gathered.
+struct StagePasses {
+  std::vector<double> forward, backward, forward_again, backward_again;
+};
+
 /// Step time of 1F1B from the stages' forward and backward times (seconds) and the exchange between stages: the schedule's
 /// dependencies played exactly, O(stages x micro-batches).
+[[nodiscard]] double pipeline_seconds(const StagePasses& passes, double exchange, std::int64_t micro_batches);
 [[nodiscard]] double pipeline_seconds(const std::vector<double>& forward, const std::vector<double>& backward, double exchange, std::int64_t micro_batches);
 
 }  // namespace moeplan
