@@ -205,10 +205,8 @@ std::vector<std::int64_t> Communicator::gather_words(std::span<const std::int64_
 }
 
 void Communicator::wait() {
-  const Call call{CommKind::barrier, DType::u8, Reduction::sum, 0, collectives_, {}};
-  if (progress_) progress_->enter(name_, "wait", collectives_, world_ranks_, true);
-  do_wait(call);
-  if (progress_) progress_->leave();
+  const Call call{CommKind::wait, DType::u8, Reduction::sum, 0, collectives_, {}};
+  perform(call, world_ranks_, [&] { do_wait(call); });
 }
 
 void Communicator::check_order() {

@@ -23,7 +23,7 @@
 
 namespace moeplan {
 
-enum class CommKind : std::uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, send, receive, send_receive, barrier, split, words };
+enum class CommKind : std::uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, send, receive, send_receive, barrier, split, words, wait };
 template <>
 struct EnumNames<CommKind> {
   static constexpr std::array names{
@@ -31,7 +31,8 @@ struct EnumNames<CommKind> {
       std::pair{CommKind::reduce_scatter, std::string_view("reduce_scatter")}, std::pair{CommKind::all_to_all, std::string_view("all_to_all")},
       std::pair{CommKind::send, std::string_view("send")}, std::pair{CommKind::receive, std::string_view("receive")},
       std::pair{CommKind::send_receive, std::string_view("send_receive")}, std::pair{CommKind::barrier, std::string_view("barrier")},
-      std::pair{CommKind::split, std::string_view("split")}, std::pair{CommKind::words, std::string_view("gather_words")}};
+      std::pair{CommKind::split, std::string_view("split")}, std::pair{CommKind::words, std::string_view("gather_words")},
+      std::pair{CommKind::wait, std::string_view("wait")}};
 };
 
 enum class Reduction : std::uint8_t { sum, max, min };

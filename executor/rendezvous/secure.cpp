@@ -158,6 +158,11 @@ Token find_token(const Environment& environment, const std::optional<std::filesy
   throw InputError("rendezvous", "no job token", "set MOEPLAN_TOKEN_FILE to a file of mode 0600 with the same 64 hex digits for all ranks; launch files do");
 }
 
+void forget_token(const Environment& environment) noexcept {
+  const auto once = environment.find("MOEPLAN_TOKEN_ONCE"), file = environment.find("MOEPLAN_TOKEN_FILE");
+  if (once != environment.end() && once->second == "1" && file != environment.end()) ::unlink(file->second.c_str());
+}
+
 void write_token_file(const std::filesystem::path& path) {
   const std::string where = "token file " + shown(path.string());
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

@@ -36,6 +36,8 @@ using Token = Digest;
 [[nodiscard]] Token read_token_descriptor(int descriptor);
 /// The token of this job: flag, then MOEPLAN_TOKEN_FILE, then MOEPLAN_TOKEN_FD. Throws InputError if there is none.
 [[nodiscard]] Token find_token(const Environment& environment, const std::optional<std::filesystem::path>& file_flag = std::nullopt);
+/// Where MOEPLAN_TOKEN_ONCE=1 (launch files set it), rank 0 removes the token file once all have joined.
+void forget_token(const Environment& environment) noexcept;
 /// Writes a new token to `path`, which must not exist, with mode 0600.
 void write_token_file(const std::filesystem::path& path);
 

@@ -110,5 +110,13 @@ TEST_F(TokenFile, comes_from_flag_then_variable) {
   EXPECT_THROW((void)find_token({{"MOEPLAN_TOKEN_FD", "1x"}}), InputError);
 }
 
+TEST_F(TokenFile, is_removed_after_the_start_only_where_it_was_made_for_one_job) {
+  write(good_, 0600);
+  forget_token({{"MOEPLAN_TOKEN_FILE", path_.string()}});
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  forget_token({{"MOEPLAN_TOKEN_FILE", path_.string()}, {"MOEPLAN_TOKEN_ONCE", "1"}});
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
 }  // namespace
 }  // namespace moeplan
