@@ -80,7 +80,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   std::vector<Column> columns{{"#"}, {"layout"}, {"batch"}, {"recompute"}, {"frozen"}, {"step", true}, {"tok/s/GPU", true}, {"MFU", true}, {"peak", true}};
   if (priced) columns.push_back({"cost", true});
   else if (hours) columns.push_back({"GPU-hours", true});
-  std::string out = heading(context, "plans, fastest first") + "\n" + table(columns, rows);
+  std::string out = heading(context, "plans, best first") + "\n" + table(columns, rows);
   out += wrapped("  layout: degrees above 1 (dpRxS: R replicas of S shards, es: shards of the experts); batch: sequences a micro-batch x micro-batches a step; peak: memory of the fullest GPU, 95th percentile of the expert load; *: on the Pareto front of speed and memory, "
                  "whose last plan closes the list.", kWidth, 2) + "\n";
   const Forecast& best = answer.plans.front().forecast;
