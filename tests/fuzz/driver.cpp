@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -77,9 +78,15 @@ std::string mutated(Random& random, const std::vector<std::string>& corpus) {
   return text;
 }
 
-void run(const std::string& text) {
+/// Runs the target on `text`; keeps the slowest input in ./fuzz-slowest.
+void run(const std::string& text, double& slowest) {
   current = &text;
+  const std::clock_t start = std::clock();
   LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  if (seconds <= slowest) return;
+  slowest = seconds;
+  if (seconds > 0.2) std::ofstream("fuzz-slowest", std::ios::binary) << text;
 }
 
 }  // namespace
@@ -93,15 +100,16 @@ int main(int argc, char** argv) {
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   std::size_t runs = 0;
+  double slowest = 0;
   for (const std::string& seed : corpus) {
     if (elapsed() > seconds) break;
-    run(seed);
+    run(seed, slowest);
     ++runs;
   }
   while (elapsed() < seconds) {
-    run(mutated(random, corpus));
+    run(mutated(random, corpus), slowest);
     ++runs;
   }
-  std::printf("%zu seeds, %zu runs in %.1f s\n", corpus.size(), runs, elapsed());
+  std::printf("%zu seeds, %zu runs in %.1f s; the slowest took %.2f s of one core\n", corpus.size(), runs, elapsed(), slowest);
   return 0;
 }
