@@ -54,8 +54,8 @@ constexpr std::array rows{
     Row{"adamw", "optimizer step over a shard", {.reference = true}},
     Row{"grad_norm", "sum of squares of a shard of gradients", {.reference = true}},
     Row{"cast", "change between f32, bf16 and f16", {.reference = true}},
-    Row{"quantise", "store a matrix block-quantised"},
-    Row{"dequantise", "read a block-quantised matrix back"},
+    Row{"quantise", "store a matrix block-quantised", {.reference = true}},
+    Row{"dequantise", "read a block-quantised matrix back", {.reference = true}},
 };
 
 template <std::size_t... I>
