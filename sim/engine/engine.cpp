@@ -13,6 +13,7 @@
 #include "sim/engine/deadlock.hpp"
 #include "sim/engine/events.hpp"
 #include "sim/engine/network.hpp"
+#include "sim/engine/play_state.hpp"
 #include "sim/engine/successors.hpp"
 
 namespace moeplan {
@@ -20,34 +21,13 @@ namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-/// A step or message under way. `left`: picoseconds of full speed at `since`.
-struct Running {
-  std::int32_t rank = 0, task = 0, step = -1, cause = -1, flow = -1, joint = -1;
-  Picoseconds begin = 0, since = 0;
-  double left = 0, speed = 1;
-  std::uint32_t version = 0;
-};
-
-struct RankState {
-  std::vector<std::int32_t> waits;                           ///< per task: unfinished `after`, plus one while its queue is not at it, plus one for a message
-  std::array<std::size_t, kQueues> at{};                     ///< position in the queue
-  std::array<std::vector<std::int32_t>, kQueues> steps;      ///< of the running pass: unfinished `after` per step
-  std::array<std::int32_t, kQueues> open{};                  ///< of the running pass: steps not ended
-  std::int32_t computing = -1;                               ///< running compute step
-  double taken = 0;                                          ///< share of the multiprocessors that communication holds
-};
-
-/// Members that have arrived at a call of their group.
-struct Joint {
-  std::vector<std::int32_t> members;                         ///< indices of Running
-};
-
 class Player {
  public:
   Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), deadlock_(job) {
     for (const JobProgram& p : job.programs) programs_.emplace_back(p);
     for (const StepGraph& p : job.passes) passes_.emplace_back(p.steps);
     check_messages();
+    links_.defer();
     if (options.cluster) {
       std::vector<std::int64_t> devices;
       for (const JobRank& r : job.ranks) devices.push_back(r.rank);
@@ -82,10 +62,11 @@ class Player {
       for (std::size_t q = 0; q < kQueues; ++q)
         if (!p.queue[q].empty()) release(rank, p.queue[q].front(), -1);
     }
+    settle();
     while (!events_.empty()) {
       const EventQueue::Event e = events_.pop();
-      if (running_[e.what].version != e.version) continue;
-      end_running(static_cast<std::int32_t>(e.what));
+      if (running_[e.what].version == e.version) end_running(static_cast<std::int32_t>(e.what));
+      if (links_.unsettled() && (events_.empty() || events_.next() > events_.now())) settle();
     }
     for (const Record& r : out_.records) out_.step = std::max(out_.step, r.end);
     out_.events = events_.pushed();
@@ -167,50 +148,76 @@ class Player {
       return;
     }
     // The n-th call of a group on a track is the same call on all its members.
-    auto& waiting = arrived_[index(group)][static_cast<std::size_t>(s.track)];
-    std::size_t n = 0;
-    while (n < waiting.size() && std::any_of(waiting[n].members.begin(), waiting[n].members.end(), [&](std::int32_t m) { return running_[index(m)].rank == rank; })) ++n;
-    if (n == waiting.size()) waiting.emplace_back();
+    Arrivals& arrivals = arrived_[index(group)][static_cast<std::size_t>(s.track)];
+    const auto& members = job_.groups[index(group)];
+    if (arrivals.calls.empty()) arrivals.calls.resize(members.size(), 0);
+    const auto member = static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+    const std::size_t n = arrivals.calls[member]++ - arrivals.started;
+    while (arrivals.waiting.size() <= n) arrivals.waiting.emplace_back();
     r.begin = r.since = events_.now();
-    waiting[n].members.push_back(allocate(std::move(r)));
+    arrivals.waiting[n].members.push_back(allocate(std::move(r)));
     deadlock_.arrive(rank, task, group);
-    if (n == 0 && waiting[0].members.size() == job_.groups[index(group)].size()) {
-      Joint joint = std::move(waiting.front());
-      waiting.pop_front();
-      start_joint(std::move(joint), cause);
+    if (n == 0 && arrivals.waiting.front().members.size() == members.size()) {
+      Joint joint = std::move(arrivals.waiting.front());
+      arrivals.waiting.pop_front();
+      ++arrivals.started;
+      start_joint(std::move(joint), group, cause);
     }
   }
 
-  void start_joint(Joint joint, std::int32_t cause) {
+  const Step& step_of(const Running& r) const { return job_.passes[index(tasks(r.rank)[index(r.task)].pass)].steps[index(r.step)]; }
+
+  void start_joint(Joint joint, std::int32_t group, std::int32_t cause) {
     Picoseconds duration = 0;
-    std::vector<LinkUse> uses;
+    bool same = true;
+    const std::int32_t call = step_of(running_[index(joint.members.front())]).call;
     for (const std::int32_t m : joint.members) {
       Running& r = running_[index(m)];
-      const Step& s = job_.passes[index(tasks(r.rank)[index(r.task)].pass)].steps[index(r.step)];
+      const Step& s = step_of(r);
       duration = std::max(duration, s.duration);
-      deadlock_.leave(r.rank);
-    }
-    for (const std::int32_t m : joint.members) {
-      Running& r = running_[index(m)];
-      const Step& s = job_.passes[index(tasks(r.rank)[index(r.task)].pass)].steps[index(r.step)];
+      same = same && s.call == call;
       r.cause = cause;
       r.begin = r.since = events_.now();
-      const double stretch = duration > 0 ? static_cast<double>(s.duration) / static_cast<double>(duration) : 0;
-      for (LinkUse u : call_uses(r.rank, s.call)) {
-        u.bytes_per_second *= stretch;
-        const auto known = std::find_if(uses.begin(), uses.end(), [&](const LinkUse& o) { return o.link == u.link; });
-        if (known != uses.end()) known->bytes_per_second += u.bytes_per_second;
-        else uses.push_back(u);
-      }
+      deadlock_.leave(r.rank);
       take(r, job_.calls[index(s.call)].multiprocessors);
     }
+    std::vector<LinkUse> different;
+    const std::vector<LinkUse>* uses = &different;
+    if (network_ && !same) different = uses_of(joint, duration);
+    if (network_ && same) {
+      const auto [it, fresh] = joint_uses_.try_emplace({group, call});
+      if (fresh) it->second = uses_of(joint, duration);
+      uses = &it->second;
+    }
     const std::int32_t leader = joint.members.front();
-    std::int32_t id = -1;
-    for (std::size_t i = 0; i < joints_.size() && id < 0; ++i) if (joints_[i].members.empty()) id = static_cast<std::int32_t>(i);
-    if (id < 0) { id = static_cast<std::int32_t>(joints_.size()); joints_.emplace_back(); }
-    joints_[index(id)] = std::move(joint);
+    std::int32_t id = static_cast<std::int32_t>(joints_.size());
+    if (free_joints_.empty()) {
+      joints_.push_back(std::move(joint));
+    } else {
+      id = free_joints_.back();
+      free_joints_.pop_back();
+      joints_[index(id)] = std::move(joint);
+    }
     running_[index(leader)].joint = id;
-    set_going(leader, duration, uses);
+    set_going(leader, duration, *uses);
+  }
+
+  /// Sum over the members; one that has less to send than the slowest sends more slowly.
+  std::vector<LinkUse> uses_of(const Joint& joint, Picoseconds duration) {
+    std::vector<LinkUse> uses;
+    for (const std::int32_t m : joint.members) {
+      const Running& r = running_[index(m)];
+      const Step& s = step_of(r);
+      const double stretch = duration > 0 ? static_cast<double>(s.duration) / static_cast<double>(duration) : 0;
+      for (const LinkUse& u : call_uses(r.rank, s.call)) {
+        if (place_.size() <= index(u.link)) place_.resize(index(u.link) + 1, -1);
+        std::int32_t& place = place_[index(u.link)];
+        if (place < 0) { place = static_cast<std::int32_t>(uses.size()); uses.push_back({u.link, 0}); }
+        uses[index(place)].bytes_per_second += u.bytes_per_second * stretch;
+      }
+    }
+    for (const LinkUse& u : uses) place_[index(u.link)] = -1;
+    return uses;
   }
 
   std::int32_t allocate(Running&& r) {
@@ -242,10 +249,8 @@ class Player {
       r.flow = links_.start(uses);
       if (flow_owner_.size() <= index(r.flow)) flow_owner_.resize(index(r.flow) + 1);
       flow_owner_[index(r.flow)] = id;
-      r.speed = links_.speed(r.flow);
     }
     events_.push(events_.now() + time_left(r), static_cast<std::uint32_t>(id), r.version);
-    if (r.flow >= 0) follow_changes();
   }
 
   static Picoseconds time_left(const Running& r) { return static_cast<Picoseconds>(r.speed == 1 ? std::llround(r.left) : std::llround(std::ceil(r.left / r.speed))); }
@@ -260,7 +265,9 @@ class Player {
     events_.push(events_.now() + time_left(r), static_cast<std::uint32_t>(id), r.version);
   }
 
-  void follow_changes() {
+  /// All that starts or ends at this instant has: shares the links anew.
+  void settle() {
+    links_.settle();
     for (const std::int32_t f : links_.changed()) retime(flow_owner_[index(f)], links_.speed(f));
   }
 
@@ -275,10 +282,7 @@ class Player {
 
   void end_running(std::int32_t id) {
     const Running r = running_[index(id)];
-    if (r.flow >= 0) {
-      links_.end(r.flow);
-      follow_changes();
-    }
+    if (r.flow >= 0) links_.end(r.flow);
     if (r.joint < 0) {
       ++running_[index(id)].version;
       free_.push_back(id);
@@ -286,7 +290,7 @@ class Player {
       return;
     }
     const Joint joint = std::move(joints_[index(r.joint)]);
-    joints_[index(r.joint)].members.clear();
+    free_joints_.push_back(r.joint);
     std::vector<Running> members;
     for (const std::int32_t m : joint.members) {
       members.push_back(running_[index(m)]);
@@ -367,7 +371,9 @@ class Player {
   std::vector<std::vector<std::optional<std::vector<LinkUse>>>> uses_, routes_;
   std::vector<Running> running_;
   std::vector<std::int32_t> free_, flow_owner_;
-  std::vector<std::array<std::deque<Joint>, kTracks>> arrived_;
+  std::vector<std::array<Arrivals, kTracks>> arrived_;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<LinkUse>> joint_uses_;   ///< by group and call
+  std::vector<std::int32_t> free_joints_, place_;
   std::vector<Joint> joints_;
   Played out_;
 };

@@ -21,6 +21,8 @@ class EventQueue {
 
   [[nodiscard]] Picoseconds now() const { return now_; }
   [[nodiscard]] bool empty() const { return heap_.empty(); }
+  /// Time of the earliest event. The queue is not empty.
+  [[nodiscard]] Picoseconds next() const { return heap_.front().at; }
   [[nodiscard]] std::uint64_t pushed() const { return order_; }
   void reserve(std::size_t events) { heap_.reserve(events); }
 

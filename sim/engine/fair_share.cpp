@@ -36,11 +36,12 @@ std::int32_t FairShare::start(std::span<const LinkUse> uses) {
     f.uses.push_back({use.link, rate});
     f.full = std::max(f.full, rate);
     link.demand += rate;
-    link.flows.push_back(id);
+    link.flows.push_back({id, rate});
     if (link.contended()) touched_.push_back(use.link);
   }
   changed_.clear();
-  if (!touched_.empty()) share(touched_, id);
+  if (deferred_) waiting_.insert(waiting_.end(), touched_.begin(), touched_.end());
+  else if (!touched_.empty()) share(touched_, id);
   return id;
 }
 
@@ -50,17 +51,23 @@ void FairShare::end(std::int32_t flow) {
   for (const LinkUse& use : f.uses) {
     Link& link = links_[index(use.link)];
     if (link.contended()) touched_.push_back(use.link);
-    link.flows.erase(std::find(link.flows.begin(), link.flows.end(), flow));
+    link.flows.erase(std::find_if(link.flows.begin(), link.flows.end(), [flow](const LinkUse& u) { return u.link == flow; }));
     // Summed anew, so that demand does not drift with the number of flows that passed.
     link.demand = 0;
-    for (const std::int32_t other : link.flows)
-      for (const LinkUse& o : flows_[index(other)].uses)
-        if (o.link == use.link) link.demand += o.bytes_per_second;
+    for (const LinkUse& other : link.flows) link.demand += other.bytes_per_second;
   }
   f.uses.clear();
   free_.push_back(flow);
   changed_.clear();
-  if (!touched_.empty()) share(touched_, -1);
+  if (deferred_) waiting_.insert(waiting_.end(), touched_.begin(), touched_.end());
+  else if (!touched_.empty()) share(touched_, -1);
+}
+
+void FairShare::settle() {
+  changed_.clear();
+  if (waiting_.empty()) return;
+  share(waiting_, -1);
+  waiting_.clear();
 }
 
 void FairShare::share(std::span<const std::int32_t> from_links, std::int32_t self) {
@@ -76,7 +83,7 @@ void FairShare::share(std::span<const std::int32_t> from_links, std::int32_t sel
   };
   for (const std::int32_t l : from_links) reach(l);
   for (std::size_t i = 0; i < component_links_.size(); ++i) {
-    for (const std::int32_t f : links_[index(component_links_[i])].flows) {
+    for (const auto& [f, rate] : links_[index(component_links_[i])].flows) {
       Flow& flow = flows_[index(f)];
       if (flow.mark == mark_) continue;
       flow.mark = mark_;

@@ -30,6 +30,12 @@ class FairShare {
   /// Ends a flow; `changed()` as above.
   void end(std::int32_t flow);
 
+  /// From now on starts and ends only gather; `settle` shares once for all of them, and `changed()` then lists every flow whose
+  /// speed is another (new ones: other than 1). For events of one instant, whose order must not cost a sharing each.
+  void defer() { deferred_ = true; }
+  void settle();
+  [[nodiscard]] bool unsettled() const { return !waiting_.empty(); }
+
   /// Share of its full speed that a flow has now: above 0, at most 1.
   [[nodiscard]] double speed(std::int32_t flow) const { return flows_[static_cast<std::size_t>(flow)].speed; }
   [[nodiscard]] const std::vector<std::int32_t>& changed() const { return changed_; }
@@ -37,7 +43,7 @@ class FairShare {
  private:
   struct Link {
     double capacity = 0, demand = 0;      ///< demand: sum of its flows' uses
-    std::vector<std::int32_t> flows;
+    std::vector<LinkUse> flows;           ///< `link` is the flow's index here
     std::uint32_t mark = 0;
     double left = 0, slope = 0;           ///< while filling
     [[nodiscard]] bool contended() const { return flows.size() > 1 && demand > capacity * (1 + 1e-9); }
@@ -53,7 +59,8 @@ class FairShare {
   void share(std::span<const std::int32_t> from_links, std::int32_t self);
   std::vector<Link> links_;
   std::vector<Flow> flows_;
-  std::vector<std::int32_t> free_, changed_, component_flows_, component_links_, touched_;
+  std::vector<std::int32_t> free_, changed_, component_flows_, component_links_, touched_, waiting_;
+  bool deferred_ = false;
   std::uint32_t mark_ = 0;
 };
 

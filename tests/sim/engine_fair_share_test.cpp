@@ -83,6 +83,20 @@ TEST(FairShare, FlowsThatMeetNoFullLinkAreNeverSlowed) {
   }
 }
 
+TEST(FairShare, WhatStartsAtOneInstantIsSharedOnce) {
+  FairShare s;
+  s.defer();
+  const auto l = s.add_link({100 * kGb});
+  const auto x = unbounded(s, {l}), y = unbounded(s, {l}), z = unbounded(s, {l});
+  s.end(z);
+  EXPECT_TRUE(s.unsettled());
+  s.settle();
+  EXPECT_EQ(s.changed(), (std::vector<std::int32_t>{x, y}));
+  EXPECT_DOUBLE_EQ(s.speed(x), 0.5);
+  EXPECT_DOUBLE_EQ(s.speed(y), 0.5);
+  EXPECT_FALSE(s.unsettled());
+}
+
 // Whatever the flows: no link carries more than it can, and no flow could go faster without slowing one that is not faster.
 TEST(FairShare, NoLinkIsOverfullAndEveryHeldFlowHasAFullLinkWhereNoneIsFaster) {
   std::uint64_t seed = 1;
