@@ -12,6 +12,12 @@ std::string Snapshot::text() const {
 void Progress::set_phase(std::string phase) {
   const std::lock_guard lock(mutex_);
   now_.phase = std::move(phase);
+  if (told_) told_();
+}
+
+void Progress::on_phase(std::function<void()> told) {
+  const std::lock_guard lock(mutex_);
+  told_ = std::move(told);
 }
 
 void Progress::set_limit(Duration limit) {

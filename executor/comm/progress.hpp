@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -38,6 +39,8 @@ class Progress {
   explicit Progress(Duration limit = Duration{0}) : limit_(limit), since_(Clock::now()) {}
 
   void set_phase(std::string phase);
+  /// `told` is called after each change of phase, from the rank's thread; empty: nobody any more.
+  void on_phase(std::function<void()> told);
   /// Limit for the calls entered from now on: `operation_limit(predicted)` of what comes next.
   void set_limit(Duration limit);
   void enter(const std::string& communicator, const std::string& operation, std::uint64_t sequence, std::vector<int> members, bool collective);
@@ -49,6 +52,7 @@ class Progress {
   Snapshot now_;
   Duration limit_;
   Clock::time_point since_;
+  std::function<void()> told_;
 };
 
 }  // namespace moeplan

@@ -71,10 +71,14 @@ Lifeline::Lifeline(Joined joined, Progress& progress, std::function<void(const V
     const int peer = rank_ == 0 ? static_cast<int>(i) : 0;
     peers_.push_back({peer, hosts_[static_cast<std::size_t>(peer)], std::move(joined.channels[i]), now, {}, false, false});
   }
+  progress_.on_phase([this] {
+    if (!phase_changed_.exchange(true)) wake();
+  });
   thread_ = std::thread([this] { work(); });
 }
 
 Lifeline::~Lifeline() {
+  progress_.on_phase({});
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -135,7 +139,7 @@ void Lifeline::beat() { tell(to_message(progress_.snapshot())); }
 
 void Lifeline::work() {
   auto next_beat = Clock::now();
-  auto last_turn = next_beat;
+  auto last_turn = next_beat, last_beat = next_beat;
   while (true) {
     {
       const std::lock_guard lock(mutex_);
@@ -147,7 +151,11 @@ void Lifeline::work() {
     if (now - last_turn > options_.silence / 2)
       for (auto& p : peers_) p.heard = now;
     last_turn = now;
+    // A change of phase brings the next beat forward, but ten of them a beat are enough.
+    if (phase_changed_) next_beat = std::min(next_beat, last_beat + options_.beat / 10);
     if (now >= next_beat) {
+      phase_changed_ = false;
+      last_beat = now;
       beat();
       next_beat = Clock::now() + options_.beat;
     }

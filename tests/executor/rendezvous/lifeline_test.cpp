@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kRanks = 4, kLost = 4;
 const LifelineOptions kFast{.beat = Duration{40}, .silence = Duration{500}};
+const LifelineOptions kSlow{.beat = Duration{10000}, .silence = Duration{60000}};
 constexpr Duration kCallLimit{300};
 
 void expect_in(const std::string& part, const std::string& text) { EXPECT_NE(text.find(part), std::string::npos) << text; }
@@ -33,6 +34,10 @@ struct Process {
 using Fault = void (*)(Lifeline&);
 
 void die(Lifeline&) { ::raise(SIGKILL); }
+void die_a_while_later(Lifeline&) {
+  std::this_thread::sleep_for(Duration{1500});
+  ::raise(SIGKILL);
+}
 void stop(Lifeline&) { ::raise(SIGSTOP); }
 void exit_quietly(Lifeline&) { ::_exit(0); }
 void hang(Lifeline&) { std::this_thread::sleep_for(std::chrono::seconds(60)); }
@@ -51,7 +56,7 @@ int rank_main(int rank, int port, int culprit, Fault fault, int out) {
     Lifeline line(std::move(joined), progress, [&](const Verdict& v) {
       say(v.text());
       ::_exit(kLost);
-    }, kFast);
+    }, fault == die_a_while_later ? kSlow : kFast);
     for (int step = 0; step < 20; ++step) {
       progress.set_phase("forward dispatch");
       if (rank == culprit && step == 5) {
@@ -131,6 +136,7 @@ TEST(Lifeline, a_run_without_fault_ends_well_on_all_ranks) {
 }
 
 TEST(Lifeline, a_killed_rank_is_named_by_all_others) { expect_all_blame(2, die, "its process ended"); }
+TEST(Lifeline, a_change_of_phase_is_told_before_the_next_beat) { expect_all_blame(2, die_a_while_later, "backward reduce"); }
 TEST(Lifeline, a_killed_rank_0_is_named_by_all_others) { expect_all_blame(0, die, "its process ended"); }
 TEST(Lifeline, a_stopped_rank_is_named_by_all_others) { expect_all_blame(2, stop, "no sign of life"); }
 TEST(Lifeline, a_stopped_rank_0_is_named_by_all_others) { expect_all_blame(0, stop, "no sign of life"); }
