@@ -1,4 +1,4 @@
-# One test program per room: tests/<room>/**/*_test.cpp. CUDA tests (tests/kernels/**/*_cuda_test.cpp) only where nvcc is found.
+# One test program per room: tests/<room>/**/*_test.cpp. CUDA tests (tests/kernels/**/*cuda_test.cpp) only where nvcc is found.
 include(GoogleTest)
 
 function(moeplan_tests name)
@@ -18,7 +18,7 @@ endfunction()
 
 moeplan_tests(core_tests GLOB tests/core/*_test.cpp LINK moeplan_core)
 moeplan_tests(ops_tests GLOB tests/ops/*_test.cpp LINK moeplan_ops)
-moeplan_tests(reference_tests GLOB tests/kernels/*_test.cpp EXCLUDE "_cuda_test\\.cpp$" LINK moeplan_reference)
+moeplan_tests(reference_tests GLOB tests/kernels/*_test.cpp EXCLUDE "cuda_test\\.cpp$" LINK moeplan_reference)
 moeplan_tests(program_tests GLOB tests/program/*_test.cpp LINK moeplan_program)
 moeplan_tests(sim_tests GLOB tests/sim/*_test.cpp LINK moeplan_sim)
 moeplan_tests(planner_tests GLOB tests/planner/*_test.cpp LINK moeplan_planner)
@@ -34,13 +34,17 @@ if(TARGET moeplan)
   endforeach()
 endif()
 if(TARGET moeplan_cuda)
-  moeplan_tests(cuda_tests GLOB tests/kernels/*_cuda_test.cpp LINK "moeplan_cuda;moeplan_reference")
+  moeplan_tests(cuda_tests GLOB tests/kernels/*cuda_test.cpp LINK "moeplan_cuda;moeplan_reference")
 endif()
 
 # Headers stand alone: each is compiled as the only include of a file.
 file(GLOB_RECURSE headers RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS core/*.hpp kernels/*.hpp sim/*.hpp planner/*.hpp executor/*.hpp cli/*.hpp)
 set(header_sources)
 foreach(header ${headers})
+  file(STRINGS ${header} needs_cuda REGEX "#include [<\"](cuda|nccl|kernels/base/)")
+  if(needs_cuda AND NOT TARGET moeplan_cuda)
+    continue()
+  endif()
   string(REPLACE "/" "__" stem ${header})
   set(source ${CMAKE_BINARY_DIR}/headers/${stem}.cpp)
   file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${header}\"  // IWYU pragma: keep\n")
@@ -50,6 +54,9 @@ if(header_sources)
   add_library(headers_stand_alone OBJECT ${header_sources})
   target_link_libraries(headers_stand_alone PRIVATE moeplan_planner CLI11::CLI11)
   target_compile_options(headers_stand_alone PRIVATE -O0 -g0)
+  if(TARGET moeplan_cuda)
+    target_include_directories(headers_stand_alone SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  endif()
 endif()
 
 include(cmake/fuzz.cmake)
