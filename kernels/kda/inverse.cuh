@@ -57,12 +57,15 @@ __device__ __forceinline__ void store_16(float* out, const float (&c)[2][4]) {
     }
 }
 
+/// Barrier 1 among warps 0 to 3, its number an immediate: race checkers lose track of barriers named by a register.
+__device__ __forceinline__ void inverse_barrier() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+
 /// In place: (I + L)^-1, lower triangle, by warps 0 to 3 (named barrier 1).
 __device__ __forceinline__ void invert_64(float* l) {
     const int warp = threadIdx.x >> 5;
     const auto at = [&](int i, int j) { return l + 16 * i * l_stride + 16 * j; };
     invert_16(at(warp, warp));
-    ptx::named_barrier(1, 128);
+    inverse_barrier();
     if (warp < 2) { // the 32 x 32 diagonal blocks
         const int i = 2 * warp + 1, j = 2 * warp;
         float x[2][4] = {}, y[2][4] = {};
@@ -74,15 +77,15 @@ __device__ __forceinline__ void invert_64(float* l) {
         __syncwarp();
         store_16(at(i, j), y);
     }
-    ptx::named_barrier(1, 128);
+    inverse_barrier();
     const int i = 2 + (warp >> 1), j = warp & 1; // the 32 x 32 block below the diagonal
     float x[2][4] = {}, y[2][4] = {};
     for (int m = j; m < 2; ++m) multiply_16(x, at(i, m), at(m, j), 1.0f);
-    ptx::named_barrier(1, 128);
+    inverse_barrier();
     store_16(at(i, j), x);
-    ptx::named_barrier(1, 128);
+    inverse_barrier();
     for (int m = 2; m <= i; ++m) multiply_16(y, at(i, m), at(m, j), -1.0f);
-    ptx::named_barrier(1, 128);
+    inverse_barrier();
     store_16(at(i, j), y);
 }
 

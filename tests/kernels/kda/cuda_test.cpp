@@ -284,7 +284,8 @@ TEST(KdaCudaPacking, five_thousand_sequences_of_32_heads_give_the_bits_of_each_a
         std::vector<DeviceBuffer> outs; // out, dq, dk, dv, dgate
         for (int i = 0; i < 5; ++i) outs.push_back(poisoned(count * row * 2));
         const auto dbeta = poisoned(count * heads * 4), da = poisoned(heads * 4);
-        Forward call{.dims = dims};
+        Forward call;
+        call.dims = dims;
         call.q = q.get<Bf16>() + begin * row, call.k = k.get<Bf16>() + begin * row, call.v = v.get<Bf16>() + begin * row;
         call.gate = gate.get<Bf16>() + begin * row, call.beta = beta.get<float>() + begin * heads, call.a_log = a_log.get<float>();
         call.cu_seqlens = offsets, call.out = outs[0].get<Bf16>(), call.workspace = scratch.get();
