@@ -7,83 +7,86 @@
 
 namespace moeplan::kernels::kda {
 
-inline constexpr int l_stride = 68; ///< floats per row
+inline constexpr int l_stride = 68;  ///< floats per row
 
 /// In place, by one warp: inverse of the unit lower triangular 16 x 16 block whose strict lower part is at `l`.
 __device__ __forceinline__ void invert_16(float* l) {
-    const int column = threadIdx.x & 15;
-    float x[16];
+  const int column = threadIdx.x & 15;
+  float x[16];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        float even = i == column ? 1.0f : 0.0f, odd = 0.0f;
+  for (int i = 0; i < 16; ++i) {
+    float even = i == column ? 1.0f : 0.0f, odd = 0.0f;
 #pragma unroll
-        for (int j = 0; j < i; j += 4) {
-            const float4 y = *reinterpret_cast<const float4*>(l + i * l_stride + j);
-            even -= y.x * x[j];
-            if (j + 1 < i) odd -= y.y * x[j + 1];
-            if (j + 2 < i) even -= y.z * x[j + 2];
-            if (j + 3 < i) odd -= y.w * x[j + 3];
-        }
-        x[i] = even + odd;
+    for (int j = 0; j < i; j += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(l + i * l_stride + j);
+      even -= y.x * x[j];
+      if (j + 1 < i) odd -= y.y * x[j + 1];
+      if (j + 2 < i) even -= y.z * x[j + 2];
+      if (j + 3 < i) odd -= y.w * x[j + 3];
     }
-    __syncwarp();
+    x[i] = even + odd;
+  }
+  __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 16; ++i) l[i * l_stride + column] = x[i];
-    __syncwarp();
+  for (int i = 0; i < 16; ++i) l[i * l_stride + column] = x[i];
+  __syncwarp();
 }
 
 /// c += sign a b for 16 x 16 fp32 blocks in shared memory (tf32 products).
 __device__ __forceinline__ void multiply_16(float (&c)[2][4], const float* a, const float* b, float sign) {
-    const int lane = threadIdx.x & 31, row = lane >> 2, k = lane & 3;
+  const int lane = threadIdx.x & 31, row = lane >> 2, k = lane & 3;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-        const float* left = a + row * l_stride + 8 * s + k;
-        const std::uint32_t x[4] = {__float_as_uint(sign * left[0]), __float_as_uint(sign * left[8 * l_stride]),
-                                    __float_as_uint(sign * left[4]), __float_as_uint(sign * left[8 * l_stride + 4])};
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            const float* right = b + (8 * s + k) * l_stride + 8 * n + row;
-            const std::uint32_t y[2] = {__float_as_uint(right[0]), __float_as_uint(right[4 * l_stride])};
-            ptx::mma_tf32(c[n], x, y);
-        }
-    }
-}
-__device__ __forceinline__ void store_16(float* out, const float (&c)[2][4]) {
-    const int lane = threadIdx.x & 31, row = lane >> 2, column = 2 * (lane & 3);
+  for (int s = 0; s < 2; ++s) {
+    const float* left = a + row * l_stride + 8 * s + k;
+    const std::uint32_t x[4] = {__float_as_uint(sign * left[0]), __float_as_uint(sign * left[8 * l_stride]),
+                                __float_as_uint(sign * left[4]), __float_as_uint(sign * left[8 * l_stride + 4])};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-        out[row * l_stride + 8 * n + column] = c[n][0], out[row * l_stride + 8 * n + column + 1] = c[n][1];
-        out[(row + 8) * l_stride + 8 * n + column] = c[n][2], out[(row + 8) * l_stride + 8 * n + column + 1] = c[n][3];
+      const float* right = b + (8 * s + k) * l_stride + 8 * n + row;
+      const std::uint32_t y[2] = {__float_as_uint(right[0]), __float_as_uint(right[4 * l_stride])};
+      ptx::mma_tf32(c[n], x, y);
     }
+  }
 }
+__device__ __forceinline__ void store_16(float* out, const float (&c)[2][4]) {
+  const int lane = threadIdx.x & 31, row = lane >> 2, column = 2 * (lane & 3);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    out[row * l_stride + 8 * n + column] = c[n][0], out[row * l_stride + 8 * n + column + 1] = c[n][1];
+    out[(row + 8) * l_stride + 8 * n + column] = c[n][2], out[(row + 8) * l_stride + 8 * n + column + 1] = c[n][3];
+  }
+}
+
+/// Barrier 1 among warps 0 to 3, its number an immediate: race checkers lose track of barriers named by a register.
+__device__ __forceinline__ void inverse_barrier() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 /// In place: (I + L)^-1, lower triangle, by warps 0 to 3 (named barrier 1).
 __device__ __forceinline__ void invert_64(float* l) {
-    const int warp = threadIdx.x >> 5;
-    const auto at = [&](int i, int j) { return l + 16 * i * l_stride + 16 * j; };
-    invert_16(at(warp, warp));
-    ptx::named_barrier(1, 128);
-    if (warp < 2) { // the 32 x 32 diagonal blocks
-        const int i = 2 * warp + 1, j = 2 * warp;
-        float x[2][4] = {}, y[2][4] = {};
-        multiply_16(x, at(i, j), at(j, j), 1.0f);
-        __syncwarp();
-        store_16(at(i, j), x);
-        __syncwarp();
-        multiply_16(y, at(i, i), at(i, j), -1.0f);
-        __syncwarp();
-        store_16(at(i, j), y);
-    }
-    ptx::named_barrier(1, 128);
-    const int i = 2 + (warp >> 1), j = warp & 1; // the 32 x 32 block below the diagonal
+  const int warp = threadIdx.x >> 5;
+  const auto at = [&](int i, int j) { return l + 16 * i * l_stride + 16 * j; };
+  invert_16(at(warp, warp));
+  inverse_barrier();
+  if (warp < 2) {  // the 32 x 32 diagonal blocks
+    const int i = 2 * warp + 1, j = 2 * warp;
     float x[2][4] = {}, y[2][4] = {};
-    for (int m = j; m < 2; ++m) multiply_16(x, at(i, m), at(m, j), 1.0f);
-    ptx::named_barrier(1, 128);
+    multiply_16(x, at(i, j), at(j, j), 1.0f);
+    __syncwarp();
     store_16(at(i, j), x);
-    ptx::named_barrier(1, 128);
-    for (int m = 2; m <= i; ++m) multiply_16(y, at(i, m), at(m, j), -1.0f);
-    ptx::named_barrier(1, 128);
+    __syncwarp();
+    multiply_16(y, at(i, i), at(i, j), -1.0f);
+    __syncwarp();
     store_16(at(i, j), y);
+  }
+  inverse_barrier();
+  const int i = 2 + (warp >> 1), j = warp & 1;  // the 32 x 32 block below the diagonal
+  float x[2][4] = {}, y[2][4] = {};
+  for (int m = j; m < 2; ++m) multiply_16(x, at(i, m), at(m, j), 1.0f);
+  inverse_barrier();
+  store_16(at(i, j), x);
+  inverse_barrier();
+  for (int m = 2; m <= i; ++m) multiply_16(y, at(i, m), at(m, j), -1.0f);
+  inverse_barrier();
+  store_16(at(i, j), y);
 }
 
-} // namespace moeplan::kernels::kda
+}  // namespace moeplan::kernels::kda

@@ -12,9 +12,9 @@ namespace moeplan::kernels::kda {
 
 /// Chunk and segment tables of the packed sequences.
 struct Tables {
-    Chunk* chunks;
-    Segment* segments;
-    int *chunk_offsets, *segment_offsets;
+  Chunk* chunks;
+  Segment* segments;
+  int *chunk_offsets, *segment_offsets;
 };
 void make_tables(const Tables& tables, const std::int64_t* cu_seqlens, const Dims& dims, std::int64_t segment_chunks,
                  int max_chunks, int max_segments, cudaStream_t stream);
@@ -24,28 +24,29 @@ void prepare(const Launch& launch, int head_dim, bool keep_t, cudaStream_t strea
 
 /// What a scan over the chunks of every (segment, head) leaves behind.
 enum class ScanKind {
-    output,     ///< `out`, and the state after the segment
-    states,     ///< S_0^T of every chunk and N (over `u`)
-    affine,     ///< the map S -> M S + B of the segment: B in `ends`, M in `maps`
+  output,  ///< `out`, and the state after the segment
+  states,  ///< S_0^T of every chunk and N (over `u`)
+  affine,  ///< the map S -> M S + B of the segment: B in `ends`, M in `maps`
 };
 
 struct ScanStates {
-    const float* begin = nullptr; ///< state before each segment [segments, group heads, D, D]; null: zeros
-    float* end = nullptr;         ///< state after it; may be null
-    float* map = nullptr;         ///< M of each segment, for ScanKind::affine
-    bool by_sequence_in = false, by_sequence_out = false; ///< indexed [sequences, heads] (whole tensors) instead
+  const float* begin = nullptr;  ///< state before each segment [segments, group heads, D, D]; null: zeros
+  float* end = nullptr;          ///< state after it; may be null
+  float* map = nullptr;          ///< M of each segment, for ScanKind::affine
+  bool by_sequence_in = false, by_sequence_out = false;  ///< indexed [sequences, heads] (whole tensors) instead
 };
 
 /// ScanKind::output or affine; the other two run in scan_both_ways.
 void scan_forward(const Launch& launch, int head_dim, ScanKind kind, const ScanStates& states, cudaStream_t stream);
 
-/// From the last chunk to the first: only the gradient of the state before the segment, in `states.end`, from that of the
-/// state after it in `states.begin`.
+/// From the last chunk to the first: only the gradient of the state before the segment, in `states.end`, from that of
+/// the state after it in `states.begin`.
 void scan_reverse(const Launch& launch, int head_dim, const ScanStates& states, cudaStream_t stream);
 
-/// Beside each other: the forward scan that keeps S_0^T and N of every chunk (`up`), and the reverse scan that keeps dS_C^T
-/// and dN of every chunk (`down`).
-void scan_both_ways(const Launch& launch, int head_dim, const ScanStates& up, const ScanStates& down, cudaStream_t stream);
+/// Beside each other: the forward scan that keeps S_0^T and N of every chunk (`up`), and the reverse scan that keeps
+/// dS_C^T and dN of every chunk (`down`).
+void scan_both_ways(const Launch& launch, int head_dim, const ScanStates& up, const ScanStates& down,
+                    cudaStream_t stream);
 
 /// Walks the segments of each sequence: begin[s + 1] = map[s] begin[s] + end[s], from `initial` ([sequences, heads],
 /// null: zeros). Reversed: begin[s - 1] = map[s]^T begin[s] + end[s].
@@ -58,4 +59,4 @@ void backward_chunks(const Launch& launch, int head_dim, cudaStream_t stream);
 /// Sums the partials of dt_bias and A_log over chunks, in a fixed order.
 void reduce_parameters(const Launch& launch, int head_dim, float* d_a_log, float* d_dt_bias, cudaStream_t stream);
 
-} // namespace moeplan::kernels::kda
+}  // namespace moeplan::kernels::kda

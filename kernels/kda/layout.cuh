@@ -25,57 +25,57 @@ inline constexpr int panel_bytes = 64 * 128;
 
 template <int D>
 struct Record {
-    static constexpr int panels = D / 64;
-    static constexpr int tile = panels * panel_bytes;
-    static constexpr int u = 0, w = tile, k_end = 2 * tile, q_up = 3 * tile, p = 4 * tile, gamma = p + panel_bytes;
-    static constexpr int forward_bytes = gamma + D * 4;
-    static constexpr int t = forward_bytes;
-    static constexpr int backward_bytes = t + panel_bytes;
+  static constexpr int panels = D / 64;
+  static constexpr int tile = panels * panel_bytes;
+  static constexpr int u = 0, w = tile, k_end = 2 * tile, q_up = 3 * tile, p = 4 * tile, gamma = p + panel_bytes;
+  static constexpr int forward_bytes = gamma + D * 4;
+  static constexpr int t = forward_bytes;
+  static constexpr int backward_bytes = t + panel_bytes;
 };
 
 struct Chunk {
-    std::int64_t begin; ///< first token
-    int rows;           ///< 1 to 64; 0 marks an unused entry
-    int sequence;
+  std::int64_t begin;  ///< first token
+  int rows;            ///< 1 to 64; 0 marks an unused entry
+  int sequence;
 };
 
 /// Consecutive chunks of one sequence that one scan walks.
 struct Segment {
-    int first_chunk;
-    int chunks;      ///< 0 for an empty sequence
-    int sequence;    ///< -1 marks an unused entry
-    int position;    ///< bit 0: first of its sequence, bit 1: last
+  int first_chunk;
+  int chunks;    ///< 0 for an empty sequence
+  int sequence;  ///< -1 marks an unused entry
+  int position;  ///< bit 0: first of its sequence, bit 1: last
 };
 
 /// Everything a kernel may need; passed by value. Pointers are to whole tensors, offsets are 64-bit.
 struct Launch {
-    const Bf16 *q, *k, *v, *gate, *d_out;
-    const float *beta, *a_log, *dt_bias;
-    Bf16 *out, *d_q, *d_k, *d_v, *d_gate;
-    float* d_beta;
-    int heads;       ///< of the tensors
-    int first_head;  ///< of this group
-    int group_heads; ///< heads worked on in this launch
-    float scale;
-    float lower_bound; ///< of the bounded gate; 0 selects the softplus gate
-    const Chunk* chunks;
-    const Segment* segments;
-    const int* chunk_offsets;   ///< [sequences + 1]
-    const int* segment_offsets; ///< [sequences + 1]
-    int max_chunks, max_segments;
-    char* records;
-    std::int64_t record_bytes;
-    // Per-segment states fp32 [segments, group_heads, D, D]: what a scan starts from and what it ends with.
-    const float *state_in, *state_out_of_sequence;
-    // Backward: per (chunk, head) images.
-    char *states, *d_states; ///< S_0^T and dS_C^T: [D values][D keys]
-    char* d_n;               ///< dN [64 tokens][D]; N replaces `u` in the record
-    float* parameter_partials; ///< [chunks, group_heads, 2 D]: sums over the chunk for dt_bias and A_log
+  const Bf16 *q, *k, *v, *gate, *d_out;
+  const float *beta, *a_log, *dt_bias;
+  Bf16 *out, *d_q, *d_k, *d_v, *d_gate;
+  float* d_beta;
+  int heads;        ///< of the tensors
+  int first_head;   ///< of this group
+  int group_heads;  ///< heads worked on in this launch
+  float scale;
+  float lower_bound;  ///< of the bounded gate; 0 selects the softplus gate
+  const Chunk* chunks;
+  const Segment* segments;
+  const int* chunk_offsets;    ///< [sequences + 1]
+  const int* segment_offsets;  ///< [sequences + 1]
+  int max_chunks, max_segments;
+  char* records;
+  std::int64_t record_bytes;
+  // Per-segment states fp32 [segments, group_heads, D, D]: what a scan starts from and what it ends with.
+  const float *state_in, *state_out_of_sequence;
+  // Backward: per (chunk, head) images.
+  char *states, *d_states;    ///< S_0^T and dS_C^T: [D values][D keys]
+  char* d_n;                  ///< dN [64 tokens][D]; N replaces `u` in the record
+  float* parameter_partials;  ///< [chunks, group_heads, 2 D]: sums over the chunk for dt_bias and A_log
 };
 
 /// Index of the record of (chunk, head of the group).
 __host__ __device__ inline std::int64_t record_index(const Launch& launch, int chunk, int head) {
-    return static_cast<std::int64_t>(chunk) * launch.group_heads + head;
+  return static_cast<std::int64_t>(chunk) * launch.group_heads + head;
 }
 
-} // namespace moeplan::kernels::kda
+}  // namespace moeplan::kernels::kda
