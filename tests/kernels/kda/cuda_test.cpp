@@ -249,9 +249,9 @@ std::vector<Case> cases() {
   return list;
 }
 
-INSTANTIATE_TEST_SUITE_P(shapes, KdaCuda, testing::ValuesIn(cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(shapes, KdaCuda, testing::ValuesIn(cases()), [](const auto& which) {
   std::string name;
-  for (const char x : info.param.name) name += std::isalnum(static_cast<unsigned char>(x)) ? x : '_';
+  for (const char x : which.param.name) name += std::isalnum(static_cast<unsigned char>(x)) ? x : '_';
   return name;
 });
 
