@@ -96,8 +96,9 @@ struct OpCall {
   bool operator==(const OpCall&) const = default;
 };
 
+/// Which implementations of an operator can be called through the catalogue.
 struct Backends {
-  bool reference = false;
+  bool reference = false;   ///< by `kernels/reference.hpp`
   bool cuda = false;
   bool operator==(const Backends&) const = default;
 };
