@@ -42,7 +42,8 @@ file(GLOB_RECURSE headers RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS core/*.
 set(header_sources)
 foreach(header ${headers})
   file(STRINGS ${header} needs_cuda REGEX "#include [<\"](cuda|nccl|kernels/base/)")
-  if(needs_cuda AND NOT TARGET moeplan_cuda)
+  file(STRINGS ${header} device_code REGEX "#include \".*\\.cuh\"")  # nvcc compiles those with their .cu
+  if(device_code OR (needs_cuda AND NOT TARGET moeplan_cuda))
     continue()
   endif()
   string(REPLACE "/" "__" stem ${header})
