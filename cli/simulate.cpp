@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/forecast_text.hpp"
 #include "cli/table.hpp"
@@ -82,7 +83,8 @@ std::string report_text(const Context& context, const LoadedPlan& loaded, const 
   const Plan& p = loaded.plan;
   std::string out = problem_text(loaded.problem);
   out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches, name_of(p.recompute));
-  out += fmt::format("step: {} simulated, {} planned ({:+.2f} %)\n\n", duration(step), duration(f.step), 100 * (step / f.step - 1));
+  const double difference = 100 * (step / f.step - 1);
+  out += fmt::format("step: {} simulated, {} planned{}\n\n", duration(step), duration(f.step), std::abs(difference) < 0.005 ? std::string() : fmt::format(" ({:+.2f} %)", difference));
   out += heading(context, "compute lane of one rank per stage") + "\n" + gantt(t, kWidth - 14);
   out += "F forward  B backward  r recompute  O optimizer  e expert exchange  t tensor or context  w weights  . idle\n\n";
   std::vector<std::vector<std::string>> rows;

@@ -1,0 +1,9 @@
+# Benchmarks, where Google Benchmark is found: bench/<name>_bench.cpp becomes <name>_bench. Not part of the default build.
+find_package(benchmark QUIET)
+if(benchmark_FOUND)
+  foreach(name engine simulate)
+    add_executable(${name}_bench EXCLUDE_FROM_ALL bench/${name}_bench.cpp)
+    target_link_libraries(${name}_bench PRIVATE moeplan_planner benchmark::benchmark Threads::Threads)
+    target_compile_definitions(${name}_bench PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
+  endforeach()
+endif()
