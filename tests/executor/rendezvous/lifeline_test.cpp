@@ -17,9 +17,9 @@ namespace moeplan {
 namespace {
 
 constexpr int kRanks = 4, kLost = 4;
-const LifelineOptions kFast{.beat = Duration{40}, .silence = Duration{500}};
+const LifelineOptions kFast{.beat = Duration{100}, .silence = Duration{4000}};   // a loaded machine may not run a process for a second
 const LifelineOptions kSlow{.beat = Duration{10000}, .silence = Duration{60000}};
-constexpr Duration kCallLimit{300};
+constexpr Duration kCallLimit{2000};
 
 void expect_in(const std::string& part, const std::string& text) { EXPECT_NE(text.find(part), std::string::npos) << text; }
 
