@@ -47,14 +47,15 @@ __device__ __forceinline__ void stage_16_tokens(char* staging, int token, int co
     ptx::store_matrix_x4_transposed(ptx::shared_address(staging) + row * staging_pitch + at * 2, packed);
 }
 
-/// Copies `count` staged tokens of 128 columns to rows of y.
+/// Copies `count` staged tokens of 128 columns to rows of y; `threads` (128 or 256) take part.
+template <int threads = 128>
 __device__ __forceinline__ void copy_out(const char* staging, const Output& out, int row0, int count, int column) {
-    const int thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % threads;
     const int chunk = thread % 16;
     if (column + chunk * 8 >= out.columns) return;
     bf16* to = out.y + static_cast<std::int64_t>(row0) * out.columns + column + chunk * 8;
 #pragma unroll
-    for (int t = 0; t < staging_tokens; t += 8) {
+    for (int t = 0; t < staging_tokens; t += threads / 16) {
         const std::int64_t token = t + thread / 16;
         if (token < count)
             *reinterpret_cast<uint4*>(to + token * out.columns) =
@@ -65,12 +66,13 @@ __device__ __forceinline__ void copy_out(const char* staging, const Output& out,
 /// Gated: staging columns 0 to 63 are the gate, 64 to 127 the linear part, both rounded to bf16. The activation is
 /// computed from the rounded values, so that the backward pass, which reads them from `pre`, differentiates exactly
 /// what was computed.
+template <int threads = 128>
 __device__ __forceinline__ void activate_out(const char* staging, const Output& out, int row0, int count, int column) {
-    const int thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % threads;
     const int chunk = thread % 8;
     if (column + chunk * 8 >= out.columns) return;
 #pragma unroll 1
-    for (int token = thread / 8; token < staging_tokens && token < count; token += 16) {
+    for (int token = thread / 8; token < staging_tokens && token < count; token += threads / 8) {
         const char* from = staging + token * staging_pitch + chunk * 16;
         const uint4 gate = *reinterpret_cast<const uint4*>(from);
         const uint4 linear = *reinterpret_cast<const uint4*>(from + 128);

@@ -36,6 +36,17 @@ CUtensorMap packed_map(const Weights& w, const Dims& d, int halves, GateLayout l
     return make_tensor_map(tile, "MXFP4 weights");
 }
 
+CUtensorMap scale_map(const Weights& w, const Dims& d, bool gradient) {
+    const std::uint64_t out = d.out, blocks = d.in / block;
+    return make_tensor_map(TensorTile<3>{.type = TensorType::u8,
+                                         .base = w.prepared,
+                                         .sizes = {out, blocks, static_cast<std::uint64_t>(d.experts)},
+                                         .strides = {out, out * blocks},
+                                         .box = {128, gradient ? 8u : 4u, 1},
+                                         .swizzle = TensorSwizzle::none},
+                           "MXFP4 scales");
+}
+
 void check_weights(const Weights& w, const Dims& d) {
     check_pointer(w.packed, "packed weights", d);
     check_pointer(w.prepared, "prepared scales", d);
@@ -47,7 +58,7 @@ void launch(const Maps& maps, const Problem& problem, const Weights& w, const Di
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_total)),
           "grouped_linear MXFP4 [" + describe(d) + "]: reserve shared memory");
     kernel<<<device_facts().multiprocessors, kernel_threads, shared_total, stream>>>(
-        maps, problem, Packed{w.prepared, d.in, d.out});
+        maps, problem, Packed{scale_map(w, d, C::gradient), d.out});
     check_launch("grouped_linear MXFP4", describe(d));
 }
 

@@ -27,8 +27,7 @@ inline constexpr std::size_t shared_total =
     1024 + ring_stages * stage_bytes + 2 * staging_bytes + sizeof(SharedTail);
 
 struct Packed {
-    const std::uint8_t* prepared; ///< [experts, in / 32, out]
-    int in;
+    CUtensorMap scales; ///< prepared [experts, in / 32, out], box 128 rows x 4 (gradient: 8) blocks
     int out;
 };
 
@@ -55,37 +54,19 @@ __device__ __forceinline__ void load_stage(char* stage, const Maps& maps, const 
     const int parts = p.contraction - k > 64 ? 2 : 1;
     char* scales = stage + packed_stage;
     char* tokens = scales + scale_stage;
-    std::uint32_t bytes = packed_stage + parts * width * 128;
-    const std::uint8_t* prepared = w.prepared + static_cast<std::int64_t>(tile.expert) * (w.in / 32) * w.out;
+    // One tensor copy per 128 rows: eight plain copies of 128 bytes kept the loading thread busier than the rest.
+    ptx::barrier_arrive_expect(full, packed_stage + scale_stage + parts * width * 128);
     if constexpr (C::gradient) {
-        const int blocks = min(8, w.in / 32 - tile.row_tile * 8);
-        bytes += blocks * parts * 64;
-        ptx::barrier_arrive_expect(full, bytes);
         ptx::tensor_load_4d(stage, &maps.weight, tile.row_tile * 128, half, k, tile.expert, full);
-        for (int b = 0; b < blocks; ++b)
-            ptx::bulk_load(scales + b * 128,
-                           prepared + static_cast<std::int64_t>(tile.row_tile * 8 + b) * w.out + half * p.contraction + k,
-                           parts * 64, full);
+        ptx::tensor_load_3d(scales, &w.scales, half * p.contraction + k, tile.row_tile * 8, tile.expert, full);
     } else {
-        const int rows = C::gated ? w.out / 2 : w.out;
-        int valid[2], first[2];
 #pragma unroll
         for (int piece = 0; piece < 2; ++piece) {
-            first[piece] = C::gated ? tile.row_tile * 128 : tile.row_tile * tile_rows + piece * 128;
-            valid[piece] = max(0, min(128, rows - first[piece]));
-            bytes += 2 * parts * valid[piece];
-        }
-        ptx::barrier_arrive_expect(full, bytes);
-#pragma unroll
-        for (int piece = 0; piece < 2; ++piece) {
-            ptx::tensor_load_4d(stage + piece * (packed_stage / 2), &maps.weight, k / 2, C::gated ? piece : 0,
-                                first[piece], tile.expert, full);
-            if (valid[piece] == 0) continue;
-            for (int b = 0; b < 2 * parts; ++b)
-                ptx::bulk_load(scales + b * 256 + piece * 128,
-                               prepared + static_cast<std::int64_t>(k / 32 + b) * w.out + first[piece] +
-                                   (C::gated ? piece * rows : 0),
-                               valid[piece], full);
+            const int first = C::gated ? tile.row_tile * 128 : tile.row_tile * tile_rows + piece * 128;
+            ptx::tensor_load_4d(stage + piece * (packed_stage / 2), &maps.weight, k / 2, C::gated ? piece : 0, first,
+                                tile.expert, full);
+            ptx::tensor_load_3d(scales + piece * 512, &w.scales, first + (C::gated ? piece * (w.out / 2) : 0), k / 32,
+                                tile.expert, full);
         }
     }
     for (int part = 0; part < parts; ++part) {
@@ -115,7 +96,7 @@ __device__ __forceinline__ void expand(const char* stage, int group, int k16, st
                 const int row = row0 + 8 * r;
                 const uint2 w = *reinterpret_cast<const uint2*>(stage + piece * (packed_stage / 2) +
                                                                 swizzle_64(row, k16 / 2) + k16 % 2 * 8);
-                const std::uint32_t s = static_cast<std::uint8_t>(scales[k16 / 2 * 256 + piece * 128 + row]);
+                const std::uint32_t s = static_cast<std::uint8_t>(scales[piece * 512 + k16 / 2 * 128 + row]);
                 const std::uint32_t factor = s * 0x00800080u + scale_bias;
                 a[block][r] = times(top_nibbles(__byte_perm(w.x << 4, w.x, select)), factor);
                 a[block][r + 2] = times(top_nibbles(__byte_perm(w.y << 4, w.y, select)), factor);
@@ -172,8 +153,6 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
                                          const Problem& p, const Tile& tile, int group, char* staging) {
     float acc[2][ptx::Wgmma<n>::accumulators] = {};
     const bool elected = threadIdx.x % 32 == 0;
-    std::uint32_t previous = 0;
-    bool first = true;
     for (int half = 0; half < p.halves; ++half)
         for (int k = 0; k < p.contraction; k += step) {
             const char* stage = ring + at.stage * stage_bytes;
@@ -192,17 +171,15 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
                         ptx::Wgmma<n>::template rs<>(acc[block], a[i % 2][block], ptx::wgmma_advance(b, i * 32), true);
                     ptx::wgmma_commit();
                     ptx::wgmma_wait<1>();
-                    if (i == 0 && part == 0 && !first && elected) ptx::barrier_arrive(&tail.empty[previous]);
                 }
             }
-            first = false;
-            previous = at.stage;
+            ptx::wgmma_wait<0>();
+            __syncwarp(); // every lane has read its words
+            if (elected) ptx::barrier_arrive(&tail.empty[at.stage]);
             at.advance();
         }
-    ptx::wgmma_wait<0>();
     ptx::wgmma_touch(acc[0]);
     ptx::wgmma_touch(acc[1]);
-    if (elected) ptx::barrier_arrive(&tail.empty[previous]);
     if constexpr (C::gradient)
         store_columns<n>(acc, p.output, tile, group, staging);
     else
@@ -211,7 +188,8 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
 
 template <typename C>
 __global__ void __launch_bounds__(kernel_threads, 1)
-    grouped_gemm_mxfp4(const __grid_constant__ Maps maps, const __grid_constant__ Problem p, const Packed weights) {
+    grouped_gemm_mxfp4(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                       const __grid_constant__ Packed weights) {
     extern __shared__ char dynamic_shared[];
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
     char* staging = ring + ring_stages * stage_bytes;

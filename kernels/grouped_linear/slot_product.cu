@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
                         true);
             ptx::wgmma_commit();
             ptx::wgmma_wait<0>();
+            __syncwarp(); // every lane has finished clearing
             if (lane == 0) ptx::barrier_arrive(&empty[at.stage]);
             at.advance();
         }

@@ -34,8 +34,9 @@ struct Tile {
     bool store;          ///< false: computed only to keep the cluster in step
 };
 
-/// Walks items `first, first + step, ...` in increasing order. `offsets[e]` to `offsets[e + 1]` are expert e's rows.
-template <int cluster>
+/// Walks items in increasing order. `offsets[e]` to `offsets[e + 1]` are expert e's rows; tiles have at most `most`
+/// tokens.
+template <int cluster, int most = tile_tokens>
 class TileWalk {
 public:
     MOEPLAN_HOST_DEVICE TileWalk(const int* offsets, int experts, int row_tiles)
@@ -86,7 +87,7 @@ private:
         if (expert >= experts_) return;
         begin_ = offsets_[expert];
         count_ = offsets_[expert + 1] - begin_;
-        tiles_ = (count_ + tile_tokens - 1) / tile_tokens;
+        tiles_ = (count_ + most - 1) / most;
         width_ = tiles_ <= 1 ? count_ : ((count_ + tiles_ - 1) / tiles_ + 15) / 16 * 16;
         const int groups = tiles_ / cluster;
         const int odd = tiles_ - groups * cluster;
