@@ -1,11 +1,10 @@
-/// \file
+#pragma once
 /// The CUDA runtime behind value types: errors that name the kernel and its shape, and move-only owners of streams,
 /// events and device memory. Header-only; include it only from code that is built where CUDA is.
 ///
 ///     DeviceBuffer x(bytes);
 ///     my_kernel<<<grid, block, 0, stream.get()>>>(...);
 ///     check_launch("rms_norm forward", "tokens=8192 hidden=7168");
-#pragma once
 
 #include <cuda_runtime.h>
 

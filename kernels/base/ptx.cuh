@@ -1,6 +1,5 @@
-/// \file
-/// All PTX wrappers. Each is one instruction (or one fixed pair) with its operands named; see the headers for units.
 #pragma once
+/// All PTX wrappers. Each is one instruction (or one fixed pair) with its operands named; see the headers for units.
 
 #include "kernels/base/ptx/address.cuh"
 #include "kernels/base/ptx/async_copy.cuh"

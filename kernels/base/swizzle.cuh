@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// The 128-byte swizzle that tensor copies, wgmma descriptors and ldmatrix share: in a tile of 128-byte rows that
 /// starts on a 1024-byte boundary, the 16-byte chunk c of row r lies at chunk c xor (r mod 8). Eight rows read at the
 /// same chunk then touch all 32 banks.
-#pragma once
 
 #include <cstdint>
 

@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// Tensor maps for the tensor copies of ptx/async_copy.cuh. The driver's encoder is found at run time through
 /// cudaGetDriverEntryPoint, so nothing links libcuda. Pass the map to the kernel by value as a
 /// `const __grid_constant__ CUtensorMap` parameter.
-#pragma once
 
 #include "kernels/base/cuda.hpp"
 

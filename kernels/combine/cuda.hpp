@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// Weighted combine of expert outputs on the GPU. Definitions: reference.hpp of this folder. fp32 sums in the order of
 /// j, no atomics. h is a multiple of 8.
-#pragma once
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/permute/dims.hpp"

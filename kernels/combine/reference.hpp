@@ -1,9 +1,8 @@
-/// \file
+#pragma once
 /// The weighted sum of a token's expert outputs, in plain loops:
 ///     out_t = sum_j w_tj y[row_of[t, j]]      (row -1: dropped, contributes nothing)
 ///     dy[row_of[t, j]] = w_tj dout_t,   dw_tj = <dout_t, y[row_of[t, j]]>   (0 if dropped)
 /// Dims and tables: kernels/permute/reference.hpp.
-#pragma once
 
 #include "kernels/permute/reference.hpp"
 

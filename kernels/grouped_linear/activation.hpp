@@ -1,10 +1,9 @@
-/// \file
+#pragma once
 /// The gated activations of expert blocks, one definition for references and kernels. a is the gate, b the linear part:
 ///
 ///  - swiglu:          silu(a) b                                    (DeepSeek, Qwen, Kimi)
 ///  - situ:            beta tanh(a / beta) sigmoid(a) * lambda tanh(b / lambda), beta 4, lambda 25   (K3)
 ///  - swiglu_clamped:  a' sigmoid(1.702 a') (b' + 1), a' = min(a, 7), b' = clamp(b, -7, 7)           (gpt-oss)
-#pragma once
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// Grouped linear layers on the GPU: one persistent launch over all experts, forward and input gradient.
 ///
 /// Rows are the routed slots, sorted by expert; `offsets[e]` to `offsets[e + 1]` (device memory, experts + 1 entries,
@@ -7,7 +7,6 @@
 /// how the work was distributed over blocks.
 ///
 /// sm_90a: tensor copies and wgmma. A device that is not Hopper is refused by name.
-#pragma once
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/grouped_linear/activation.hpp"

@@ -1,6 +1,5 @@
-/// \file
-/// Sizes of a grouped linear layer, shared by reference and kernels.
 #pragma once
+/// Sizes of a grouped linear layer, shared by reference and kernels.
 
 namespace moeplan::kernels::grouped_linear {
 

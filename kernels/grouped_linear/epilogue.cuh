@@ -1,10 +1,9 @@
-/// \file
+#pragma once
 /// From the accumulators of a transposed tile to rows of the output.
 ///
 /// A warpgroup holds two blocks of 64 weight rows x n tokens (layout of ptx/wgmma.cuh). 32 tokens at a time are
 /// rounded to bf16, transposed by stmatrix into a staging buffer of token rows (272-byte pitch: the eight rows of a
 /// matrix fall on different banks), and written out as 16-byte pieces of contiguous rows.
-#pragma once
 
 #include "kernels/base/ptx.cuh"
 #include "kernels/grouped_linear/cuda.hpp"

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// The persistent grouped product D^T[256 weight rows, tokens] of one warp-specialised kernel (sm_90a).
 ///
 /// Block: 3 warpgroups. Group 0 loads (one thread for tensor copies; all 128 when token rows are gathered with
@@ -9,7 +9,6 @@
 /// Weights lie in the ring as 4 blocks of 64 rows x 64 (8 KB each, 128-byte swizzle), either with the contraction
 /// contiguous (forward) or with the weight's own columns contiguous (input gradient; the transpose is done by the
 /// descriptor). Bytes moved per tile and step: 32 KB + 128 B x tokens; flops 2 x 256 x 64 x tokens.
-#pragma once
 
 #include "kernels/base/ptx.cuh"
 #include "kernels/base/swizzle.cuh"

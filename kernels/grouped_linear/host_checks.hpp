@@ -1,6 +1,5 @@
-/// \file
-/// Refusals and token maps that the grouped layers share on the host.
 #pragma once
+/// Refusals and token maps that the grouped layers share on the host.
 
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/gemm_kernel.cuh"

@@ -1,6 +1,5 @@
-/// \file
-/// Launches one configuration of the grouped product; included by the translation units that instantiate it.
 #pragma once
+/// Launches one configuration of the grouped product; included by the translation units that instantiate it.
 
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 

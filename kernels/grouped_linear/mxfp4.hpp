@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// The MXFP4 number format: blocks of 32 values along the input width share a power-of-two scale; a value has 4 bits
 /// (sign, 2 exponent, 1 mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6). Two values a byte, the even one in the low nibble; the
 /// scale byte s means 2^(s - 127). Source: OCP Microscaling Formats v1.0; the byte order is gpt-oss's.
-#pragma once
 
 #include <algorithm>
 #include <cmath>

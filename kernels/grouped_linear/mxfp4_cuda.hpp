@@ -1,10 +1,9 @@
-/// \file
+#pragma once
 /// Grouped linear layers whose frozen weights stay in MXFP4 (mxfp4.hpp): W4A16, dequantised in registers, forward and
 /// input gradient. Results equal those of the bf16 kernels on the dequantised weights but for the order of sums.
 ///
 /// Packed values are used as stored. The scales, 3 % of the bytes, are transposed once by `prepare_scales`, because a
 /// tile then reads them in contiguous pieces whatever the input width.
-#pragma once
 
 #include "kernels/grouped_linear/cuda.hpp"
 

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// The grouped product of gemm_kernel.cuh with 4-bit weights. Same tiles and epilogue; a stage is 128 of the
 /// contraction: 16 KB of packed weights, 1 KB of scales, up to 32 KB of tokens. The multiplying warps read packed words,
 /// expand them to bf16 in registers and multiply from there (wgmma with A in registers).
@@ -11,7 +11,6 @@
 /// Forward: a thread's fragment needs byte l % 4 of each packed word of rows l / 4 and l / 4 + 8.
 /// Input gradient: the instruction's rows are columns of the weight, and which one is free to choose: thread l takes
 /// the four columns 4 (l / 4) of its warp's 32, which lie in 16 bits; the epilogue puts them back in order.
-#pragma once
 
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// Grouped linear layers in plain loops (float and double): the definition the kernels are held to.
 ///
 /// Slots are sorted by expert, `offsets[e]` to `offsets[e + 1]` are expert e's. With slot s of expert e and row
@@ -10,7 +10,6 @@
 ///     dA   = lambda sum_s c_s (B^T dy_s) x_r^T,   dB = lambda sum_s c_s dy_s (A x_r)^T
 ///
 /// Shared adapters have one A and B for all experts, and their gradients sum over experts.
-#pragma once
 
 #include "kernels/grouped_linear/activation.hpp"
 #include "kernels/grouped_linear/dims.hpp"

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// Which output tile a block computes next, walked on the device from the experts' row offsets: no tile list in
 /// memory, no host synchronisation, any distribution of tokens.
 ///
@@ -10,7 +10,6 @@
 /// loads half of the weights for both; an odd last token tile is shared out by weight tiles instead. Token tiles come
 /// in bands of 16: inside a band the weight tile is the slow index, so that weights are read from memory once per band
 /// and the band's tokens stay in the L2 cache.
-#pragma once
 
 #if defined(__CUDACC__)
 #define MOEPLAN_HOST_DEVICE __host__ __device__ __forceinline__

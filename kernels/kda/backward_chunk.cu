@@ -1,14 +1,6 @@
 /// \file
-/// Chunk-parallel backward: one block of four warpgroups per (chunk, head). From S_0, dS_C, N, dN and T it forms
-///
-///     Z = T^T dN       dP = tril(dO N^T)    dL = -stril(Z N^T)
-///     q side  dO S_0^T exp(G_i) + sum_j dP_ij k_j E_ij          (warpgroups 0 and 1)
-///     k side  -Z S_0^T exp(G_i) + sum_j dL_ij k_j E_ij          (warpgroups 2 and 3)
-///     k as a column  N dS_C^T exp(G_C - G_j) + sum_i (dP_ij q_i + b_i dL_ij k_i) E_ij    (warpgroups 0 and 1)
-///
-/// and then every gradient. With E factored around block middles M, each side is a Horner scheme in the accumulators:
-/// the term from the state first, then block after block, scaled by exp(M_J - M_(J-1)) per channel in between; all
-/// scales are at most 1. Past the factored form the sums run pair by pair with exact exponentials.
+/// Chunk-parallel backward: one block of four warpgroups per (chunk, head); the mathematics and who does what stand in
+/// backward_tiles.cuh.
 #include "kernels/kda/backward_tiles.cuh"
 #include "kernels/kda/launch.hpp"
 

@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// Inverse of a unit lower triangular 64 x 64 matrix in shared memory: its four diagonal 16 x 16 blocks by forward
 /// substitution in fp32, then the blocks below by tf32 products, first within 32 x 32, then between them.
-#pragma once
 
 #include "kernels/base/ptx.cuh"
 

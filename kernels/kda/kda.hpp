@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// Kimi Delta Attention: the fused forward and backward on the GPU.
 ///
 /// Per sequence and head, with head width D (keys and values alike), log decay g_t in (-inf, 0]^D and step b_t:
@@ -16,7 +16,6 @@
 ///
 /// Exact for any gate: no state is ever dropped. Results do not depend on scheduling: the same inputs give the same
 /// bits. The backward needs q, k, v, gate and beta and nothing else from the forward.
-#pragma once
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,5 @@
-/// \file
-/// The kernels of KDA as host functions, in the order in which a pass calls them. All queue on `stream`.
 #pragma once
+/// The kernels of KDA as host functions, in the order in which a pass calls them. All queue on `stream`.
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/kda/layout.cuh"

@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// What the KDA kernels hand to each other: chunks, segments, and the record that the preparation writes for every
 /// (chunk, head) and the scans read with bulk copies.
 ///
@@ -12,7 +12,6 @@
 ///     p      P                [64 tokens i][64 tokens j]
 ///     gamma  exp(G_C)         D floats
 ///     t      (I + L)^-1       [64][64], backward only
-#pragma once
 
 #include "kernels/kda/kda.hpp"
 

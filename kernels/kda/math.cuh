@@ -1,6 +1,5 @@
-/// \file
-/// Scalar device functions of KDA: exp2, bf16 pairs, and the gate in base-2 logarithms.
 #pragma once
+/// Scalar device functions of KDA: exp2, bf16 pairs, and the gate in base-2 logarithms.
 
 #include "kernels/base/ptx.cuh"
 

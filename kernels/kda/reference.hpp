@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// The CPU truth for KDA: the token recurrence and the chunked form, forward and all gradients, in float or double.
 /// Shapes as in kda.hpp, everything a plain vector of `Real`. The gradients of the two forms are derived separately
 /// (by hand from the recurrence; by the UT factors of a chunk), so that their agreement means something.
-#pragma once
 
 #include "kernels/kda/kda.hpp"
 

@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// What the recurrence and the chunked form of the reference share: one head of one sequence after normalisation and
 /// gate activation, and the way back from its gradients to those of the inputs.
-#pragma once
 
 #include "kernels/kda/reference.hpp"
 

@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// The front of every chunk-parallel kernel: a warp holds R rows (tokens), 8 or 4, a lane D / 32 neighbouring channels.
 /// Neighbouring warps make a block of 16 rows; the middle M = G after its eighth row is the reference of the factored
 /// form exp(G_i - G_j) = exp(G_i - M_I) exp(M_I - M_J) exp(M_J - G_j).
-#pragma once
 
 #include "kernels/kda/layout.cuh"
 #include "kernels/kda/math.cuh"

@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// What the forward and the reverse scan share. A warpgroup holds 64 value columns of the transposed state, [64, D
 /// keys], in fp32 wgmma accumulators for a whole segment; one producer warp brings the records with bulk copies. Per
 /// chunk the state is rounded to bf16 once, as the A operand; what it accumulates into is never rounded.
-#pragma once
 
 #include "kernels/kda/launch.hpp"
 #include "kernels/kda/math.cuh"

@@ -1,11 +1,10 @@
-/// \file
+#pragma once
 /// Forward scan. Per 64-token chunk and 64 value columns (tensor work 896 cycles, of which 512 are on the critical
 /// path):
 ///
 ///     N^T = U^T + S^T (-W^T)        O^T = S^T q_up^T + N^T P^T        S^T = S^T gamma + N^T k_end
 ///
 /// The output of a chunk is written while the next one's N is on the tensor cores.
-#pragma once
 
 #include "kernels/kda/scan.cuh"
 

@@ -1,11 +1,10 @@
-/// \file
+#pragma once
 /// Reverse scan: the gradient of the state, from the last chunk of a segment to the first. Per chunk and 64 value
 /// columns:
 ///
 ///     dN^T = dO^T P + dS^T k_end^T        dS^T = dS^T gamma + dO^T q_up + dN^T (-W)
 ///
 /// dO comes with cp.async (rows past the sequence are zeros) and enters as A fragments, transposed by ldmatrix.
-#pragma once
 
 #include "kernels/kda/scan.cuh"
 

@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// Sorting by expert, row gather and its backward on the GPU. Definitions: reference.hpp of this folder.
 /// All orders are fixed, so results are bit-equal from run to run; nothing is read back to the host.
-#pragma once
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/permute/dims.hpp"

@@ -1,6 +1,5 @@
-/// \file
-/// Sizes of sort, permute and combine, shared by references and kernels.
 #pragma once
+/// Sizes of sort, permute and combine, shared by references and kernels.
 
 namespace moeplan::kernels::permute {
 

@@ -1,10 +1,9 @@
-/// \file
+#pragma once
 /// From a routing choice to rows sorted by expert, in plain loops.
 ///
 /// `sort` orders the t k choices by (copy of the expert, token, j). Its tables drive everything after it:
 /// `offsets` (rows of each copy), `token_of` (row -> token), `row_of` ((token, j) -> row, -1 if dropped).
 /// Then  permuted row r = x[token_of[r]]  and backward  dx[t] = sum over j of dpermuted[row_of[t, j]], in the order of j.
-#pragma once
 
 #include "kernels/permute/dims.hpp"
 

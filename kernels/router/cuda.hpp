@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// The router on the GPU. One warp per token; mathematics and ties: routing.hpp. Deterministic: float sums have a fixed
 /// order, counts are integers.
-#pragma once
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/router/routing.hpp"

@@ -1,6 +1,5 @@
-/// \file
-/// The router in plain loops (float and double). Mathematics: routing.hpp.
 #pragma once
+/// The router in plain loops (float and double). Mathematics: routing.hpp.
 
 #include "kernels/router/routing.hpp"
 

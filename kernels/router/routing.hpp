@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// What a router decides, and how: shared by the reference and the kernels.
 ///
 /// With logits l [t, e] and selection bias b [e] (not trained by gradient):
@@ -8,7 +8,6 @@
 ///     w_j = scale * s_j (/ sum of the chosen s, if normalised)
 /// Source: DeepSeek-V3 (arXiv 2412.19437) sections 2.1.2; softmax then normalise is also gpt-oss's softmax over the
 /// chosen logits.
-#pragma once
 
 namespace moeplan::kernels::router {
 

@@ -1,6 +1,5 @@
-/// \file
-/// Shared-memory addresses as PTX wants them, and warp election.
 #pragma once
+/// Shared-memory addresses as PTX wants them, and warp election.
 
 #include <cstdint>
 

@@ -1,7 +1,6 @@
-/// \file
+#pragma once
 /// Copies that run beside the threads: cp.async (16 bytes, any alignment of rows), bulk copies (contiguous), and
 /// tensor copies (tiles of a tensor map, see kernels/base/tma.hpp).
-#pragma once
 
 #include "kernels/base/ptx/mbarrier.cuh"
 

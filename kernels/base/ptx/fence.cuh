@@ -1,6 +1,5 @@
-/// \file
-/// Fences, cluster and named barriers, register reallocation, and dependent launch.
 #pragma once
+/// Fences, cluster and named barriers, register reallocation, and dependent launch.
 
 #include <cstdint>
 

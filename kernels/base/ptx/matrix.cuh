@@ -1,10 +1,9 @@
-/// \file
+#pragma once
 /// Warp-level matrix fragments: ldmatrix, stmatrix, and mma.sync m16n8k16 (also the sm_80 path).
 ///
 /// Fragment layout of a 8 x 8 matrix of 16-bit values: lane l holds row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1.
 /// mma m16n8k16: A = {rows 0-7 | rows 8-15} x {k 0-7, k 8-15} in the order (top, k0), (bottom, k0), (top, k8),
 /// (bottom, k8); B = {k 0-7, k 8-15} x 8 columns; C rows l / 4 (c0, c1) and l / 4 + 8 (c2, c3).
-#pragma once
 
 #include "kernels/base/ptx/address.cuh"
 

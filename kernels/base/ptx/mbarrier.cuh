@@ -1,8 +1,7 @@
-/// \file
+#pragma once
 /// mbarriers in shared memory: phases counted by arrivals and by bytes that bulk copies have delivered.
 /// A barrier starts in phase 0; `wait(barrier, parity)` returns once the phase of that parity has completed, so a
 /// consumer starts with parity 0 and a producer that may fill a fresh buffer at once starts with parity 1.
-#pragma once
 
 #include "kernels/base/ptx/address.cuh"
 

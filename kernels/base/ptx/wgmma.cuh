@@ -1,4 +1,4 @@
-/// \file
+#pragma once
 /// Warpgroup matrix multiply (sm_90a): D[64, n] (+)= A[64, 16] B[16, n], bf16 inputs, fp32 accumulators.
 ///
 /// A warpgroup is four consecutive warps. Accumulator layout: warp w of the group holds rows 16 w to 16 w + 15; in it,
@@ -10,7 +10,6 @@
 ///    to the next; a step of 16 along K adds 32 bytes to the address; `leading` is not used.
 ///  - MN-major (the other index is contiguous, 64 of it per 128-byte row, one row per k): `stride` = 1024, from one
 ///    group of 8 k to the next; `leading` = from one block of 64 along MN to the next; a step of 16 along K adds 2048.
-#pragma once
 
 #include "kernels/base/ptx/address.cuh"
 
