@@ -1,6 +1,5 @@
 /// \file
-/// Chunk-parallel backward: one block of four warpgroups per (chunk, head); the mathematics and who does what stand in
-/// backward_tiles.cuh.
+/// Chunk-parallel backward: one block of four warpgroups per (chunk, head). The mathematics: backward_tiles.cuh.
 #include "kernels/kda/backward_tiles.cuh"
 #include "kernels/kda/launch.hpp"
 
