@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <map>
+#include <stdexcept>
 
 #include "core/checked.hpp"
 #include "core/error.hpp"
@@ -81,12 +82,12 @@ class Scheduler {
       // The last slot's copy is kept: its backward pass comes next (FSDP2 does not reshard the last block either).
       if (plan_.reshard_after_forward && (s + 1 < slots_ || p_.stage + 1 < plan_.parallelism.pp)) release(s, j, before);
     }
-    if (p_.stage + 1 < plan_.parallelism.pp) add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .sent = p_.stream, .after = {before}});
+    if (p_.stage + 1 < plan_.parallelism.pp) add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .with_next = true, .sent = p_.leaving, .after = {before}});
   }
 
   void backward(std::int64_t j) {
     std::int32_t before = -1;
-    if (p_.stage + 1 < plan_.parallelism.pp) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream, .after = {}});
+    if (p_.stage + 1 < plan_.parallelism.pp) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .with_next = true, .received = p_.leaving, .after = {}});
     for (std::int32_t s = slots_; s-- > 0;) {
       if (p_.blocks[index(p_.slots[index(s)].block)].backward.empty()) continue;
       for (std::int32_t ahead = s; ahead >= s - plan_.prefetch; --ahead) gather(ahead, j);
@@ -178,7 +179,7 @@ StateBytes idle_state(const Problem& problem, const Plan& plan) {
   return state_bytes(block, problem, plan);
 }
 
-Program lower(const Problem& problem, const Plan& plan, int rank, double routed_scale) {
+Program lower_unverified(const Problem& problem, const Plan& plan, int rank, double routed_scale) {
   if (rank < 0 || rank >= plan.parallelism.world())
     throw InputError("rank", fmt::format("{} is outside the plan's {} ranks", rank, plan.parallelism.world()));
   Program p;
@@ -212,8 +213,36 @@ Program lower(const Problem& problem, const Plan& plan, int rank, double routed_
     const Block& exit = p.blocks[index(p.slots.back().block)];
     if (!exit.outputs.empty()) p.stream = exit.values[index(exit.outputs.front())].bytes();
   }
+  if (p.stage + 1 < plan.parallelism.pp) {
+    const Graph next = compose_slot(problem, plan, end, 1.0);
+    for (const ValueId in : next.inputs) p.leaving += next.values[index(in)].bytes();
+  }
   Scheduler(p, plan).run();
   return p;
+}
+
+Program lower(const Problem& problem, const Plan& plan, int rank, double routed_scale) {
+  Program p = lower_unverified(problem, plan, rank, routed_scale);
+  if (const auto faults = verify(p); !faults.empty()) throw std::logic_error("unsound program: " + faults.front());
+  return p;
+}
+
+std::vector<std::string> verify_exchange(const std::vector<Program>& stages) {
+  std::vector<std::string> faults;
+  using Messages = std::vector<std::pair<std::int32_t, std::int64_t>>;   // micro-batch, bytes
+  const auto messages = [](const Program& p, bool with_next, Bytes Instance::*direction) {
+    Messages out;
+    for (const Instance& i : p.instances)
+      if (i.phase == Phase::send_receive && i.with_next == with_next && (i.*direction).value > 0) out.emplace_back(i.micro_batch, (i.*direction).value);
+    return out;
+  };
+  for (std::size_t s = 0; s + 1 < stages.size(); ++s) {
+    if (messages(stages[s], true, &Instance::sent) != messages(stages[s + 1], false, &Instance::received))
+      faults.push_back(fmt::format("what stage {} sends is not what stage {} receives", s, s + 1));
+    if (messages(stages[s + 1], false, &Instance::sent) != messages(stages[s], true, &Instance::received))
+      faults.push_back(fmt::format("what stage {} sends back is not what stage {} receives", s + 1, s));
+  }
+  return faults;
 }
 
 std::vector<std::string> verify(const Program& program) {

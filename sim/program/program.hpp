@@ -26,6 +26,7 @@ struct Instance {
   Phase phase = Phase::forward;
   std::int32_t slot = -1;          ///< index into Program::slots; -1 for the optimizer and the pipeline exchange
   std::int32_t micro_batch = -1;
+  bool with_next = false;          ///< send_receive: the partner is the next stage, otherwise the one before
   Bytes sent{}, received{};        ///< send_receive: activations or their gradients to and from the neighbour stages
   std::vector<std::int32_t> after;
 };
@@ -60,6 +61,7 @@ struct Program {
   std::vector<Instance> instances;
   StateBytes resident;             ///< idle weights (vision tower)
   Bytes stream{};                  ///< x of one micro-batch at the stage's entrance
+  Bytes leaving{};                 ///< x and carried values that cross to the next stage, per micro-batch
   Bytes carried{};                 ///< per micro-batch: values received besides x that later slots read (stored residual blocks, shared indices)
   std::int64_t in_flight = 1;      ///< most micro-batches between forward and backward
 };
@@ -89,8 +91,15 @@ struct ModelOutline {
 /// Micro-batches between forward and backward on a stage under 1F1B: min(m, p - stage).
 [[nodiscard]] std::int64_t in_flight(const Plan& plan, int stage);
 
-/// The whole program of a rank. Throws InputError if `rank` is outside the plan.
+/// The whole program of a rank, verified. Throws InputError if `rank` is outside the plan, std::logic_error if what was lowered
+/// is unsound (our bug).
 [[nodiscard]] Program lower(const Problem& problem, const Plan& plan, int rank, double routed_scale = 1.0);
+
+/// Same without the check, for those who want the faults.
+[[nodiscard]] Program lower_unverified(const Problem& problem, const Plan& plan, int rank, double routed_scale = 1.0);
+
+/// Sends that no stage receives as sent, between neighbouring stages of one pipeline (one program a stage, in order).
+[[nodiscard]] std::vector<std::string> verify_exchange(const std::vector<Program>& stages);
 
 /// Faults of a program: those of its blocks, instances that use what has not happened, gathers without release. Empty when sound.
 [[nodiscard]] std::vector<std::string> verify(const Program& program);

@@ -49,7 +49,7 @@ TEST(Lower, EveryShippedModelLowersToASoundProgram) {
       if (full) train_everything(p.workload);
       for (const int etp : {1, 2})
         for (const Recompute r : {Recompute::none, Recompute::selective, Recompute::full}) {
-          EXPECT_EQ(verify(lower(p, plan_of(p, {.pp = 1, .ep = 2, .etp = etp, .dp_shard = 8}, r, 2), 0)), std::vector<std::string>{}) << file.filename();
+          EXPECT_EQ(verify(lower_unverified(p, plan_of(p, {.pp = 1, .ep = 2, .etp = etp, .dp_shard = 8}, r, 2), 0)), std::vector<std::string>{}) << file.filename();
           ++lowered;
         }
     }
@@ -60,7 +60,15 @@ TEST(Lower, EveryShippedModelLowersToASoundProgram) {
 TEST(Lower, EveryStageOfAPipelineIsSound) {
   const Problem p = problem_of(MOEPLAN_SOURCE "/configs/models/kimi/kimi-k3.json");
   const Plan plan = plan_of(p, {.pp = 4, .ep = 8, .dp_shard = 8}, Recompute::full, 8);
-  for (int stage = 0; stage < 4; ++stage) EXPECT_EQ(verify(lower(p, plan, stage * 8)), std::vector<std::string>{});
+  std::vector<Program> stages;
+  for (int stage = 0; stage < 4; ++stage) {
+    stages.push_back(lower_unverified(p, plan, stage * 8));
+    EXPECT_EQ(verify(stages.back()), std::vector<std::string>{});
+  }
+  EXPECT_EQ(verify_exchange(stages), std::vector<std::string>{});
+  stages[1].instances.pop_back();
+  std::erase_if(stages[2].instances, [](const Instance& i) { return i.phase == Phase::send_receive && i.micro_batch == 3; });
+  EXPECT_FALSE(verify_exchange(stages).empty());
 }
 
 // K3 stores a block input at layers 0, 12, 24 ...: the second of four stages (from layer 23) receives those of 0 and 12 beside x.
