@@ -10,21 +10,44 @@
 namespace moeplan {
 namespace {
 
-/// The smallest cluster of the same kind, by doubling, on which something fits; searched with the same pins where they still fold.
+/// Marks a problem that is only asked whether anything fits, so that its own certificate is not searched for.
+constexpr const char* kProbe = "probe";
+
+/// Whether anything fits: searched with the same pins and, where they are free, what needs least memory.
+bool anything_fits(Problem problem, SearchOptions options) {
+  problem.cluster.name = kProbe;
+  options.progress = nullptr;
+  options.top = 1;
+  if (!options.pins.recompute) options.pins.recompute = Recompute::full;
+  if (!options.pins.micro_batch) options.pins.micro_batch = 1;
+  if (!options.pins.reshard_after_forward) options.pins.reshard_after_forward = true;
+  try {
+    return plan(problem, options).feasible > 0;
+  } catch (const InputError&) {
+    return false;  // the batch or a pin does not divide at this size
+  }
+}
+
+/// The smallest cluster of the same kind on which something fits, by doubling.
 std::optional<std::int64_t> larger_cluster(const Problem& problem, const SearchOptions& options) {
-  if (problem.cluster.name == "scaled") return std::nullopt;  // already inside such a search
   Problem larger = problem;
   for (int doubling = 0; doubling < 6; ++doubling) {
     try {
       larger.cluster = resized(larger.cluster, 2 * larger.cluster.devices());
-      larger.cluster.name = "scaled";
-      SearchOptions quiet = options;
-      quiet.progress = nullptr;
-      quiet.top = 1;
-      if (plan(larger, quiet).feasible > 0) return larger.cluster.devices();
     } catch (const InputError&) {
-      continue;  // the batch or a pin does not divide at this size
+      return std::nullopt;
     }
+    if (anything_fits(larger, options)) return larger.cluster.devices();
+  }
+  return std::nullopt;
+}
+
+/// The longest sequence that fits, by halving.
+std::optional<std::int64_t> shorter_sequence(const Problem& problem, const SearchOptions& options) {
+  Problem shorter = problem;
+  while (shorter.workload.sequence_length > 512) {
+    shorter.workload.sequence_length /= 2;
+    if (anything_fits(shorter, options)) return shorter.workload.sequence_length;
   }
   return std::nullopt;
 }
@@ -40,13 +63,19 @@ Infeasible certificate(const Problem& problem, const NearMiss& nearest, const Se
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names) all.push_back({std::string(name), nearest.memory[category]});
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   out.largest.assign(all.begin(), all.begin() + 3);
-  if (problem.cluster.name == "scaled") return out;
+  if (problem.cluster.name == kProbe) return out;
   std::vector<std::string> fixes;
-  const std::optional<std::int64_t> devices = larger_cluster(problem, options);
-  if (devices) fixes.push_back(fmt::format("{} devices of this kind (found by doubling)", *devices));
+  const std::string& first = out.largest.front().name;
+  const bool by_activations = first == name_of(MemoryCategory::activations) || first == name_of(MemoryCategory::dispatch_buffers) || first == name_of(MemoryCategory::workspace);
+  // Activations of one micro-batch do not shrink with more data ranks; states do.
+  if (by_activations) {
+    if (const auto length = shorter_sequence(problem, options)) fixes.push_back(fmt::format("sequences of {} tokens (found by halving)", *length));
+  } else if (const auto devices = larger_cluster(problem, options)) {
+    fixes.push_back(fmt::format("{} devices of this kind (found by doubling)", *devices));
+  }
   const Workload& w = problem.workload;
   if (w.attention.training == Training::full || w.experts.training == Training::full) fixes.push_back("LoRA instead of full fine-tuning (--method lora)");
-  else if (nearest.plan.frozen_storage == DType::bf16 && problem.runtime.runs_quantised) fixes.push_back("frozen weights in fewer bits (--frozen-storage nf4)");
+  else if (!by_activations && nearest.plan.frozen_storage == DType::bf16 && problem.runtime.runs_quantised) fixes.push_back("frozen weights in fewer bits (--frozen-storage nf4)");
   if (fixes.empty()) fixes.push_back(fmt::format("devices with at least {} of memory", human(out.need)));
   out.nearest_fix = fixes.front();
   for (std::size_t i = 1; i < fixes.size(); ++i) out.nearest_fix += ", or " + fixes[i];

@@ -21,7 +21,7 @@ struct GroupResult {
   std::vector<RankedPlan> feasible;
   std::map<std::string, std::int64_t> rejected;
   std::map<std::string, std::string> example;
-  std::optional<NearMiss> nearest;   ///< smallest need among those that do not fit
+  std::map<std::string, NearMiss> nearest;   ///< by memory rule: smallest need among those it rejects
 };
 
 void reject(GroupResult& r, const std::string& rule, const std::string& reason) {
@@ -29,12 +29,10 @@ void reject(GroupResult& r, const std::string& rule, const std::string& reason) 
   r.example.try_emplace(rule, reason);
 }
 
-void too_large(GroupResult& r, const char* rule, const Plan& plan, const MemoryBreakdown& memory, Bytes have) {
-  const Bytes need = memory.peak();
+void too_large(GroupResult& r, const char* rule, const Plan& plan, const MemoryBreakdown& memory) {
   ++r.rejected[rule];
-  if (r.nearest && r.nearest->memory.peak() <= need) return;
-  r.nearest = NearMiss{plan, memory};
-  r.example[rule] = fmt::format("the closest one needs {} of a device's {} ({})", human(need), human(have), memory.peak_at.empty() ? "states alone" : memory.peak_at);
+  const auto [it, fresh] = r.nearest.try_emplace(rule, NearMiss{plan, memory});
+  if (!fresh && memory.peak() < it->second.memory.peak()) it->second = {plan, memory};
 }
 
 GroupResult evaluate(const Evaluator& shared, const CandidateGroup& group, const Problem& problem) {
@@ -44,9 +42,9 @@ GroupResult evaluate(const Evaluator& shared, const CandidateGroup& group, const
   for (const Plan& plan : group.plans) {
     if (const auto rejection = first_rejection(problem, plan)) { reject(out, rejection->rule, rejection->reason); continue; }
     const MemoryBreakdown standing = pricer.standing(plan);
-    if (standing.peak() > have) { too_large(out, "memory_states", plan, standing, have); continue; }
+    if (standing.peak() > have) { too_large(out, "memory_states", plan, standing); continue; }
     const Forecast f = pricer.forecast(plan);
-    if (f.memory_p95.peak() > have) { too_large(out, "memory_peak", plan, f.memory_p95, have); continue; }
+    if (f.memory_p95.peak() > have) { too_large(out, "memory_peak", plan, f.memory_p95); continue; }
     out.feasible.push_back({plan, f});
   }
   return out;
@@ -81,27 +79,31 @@ Answer plan(const Problem& problem, const SearchOptions& options) {
   });
 
   Answer answer;
-  std::optional<NearMiss> nearest;
+  std::map<std::string, NearMiss> nearest;
   std::vector<RankedPlan> all;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     answer.searched += static_cast<std::int64_t>(groups[i].plans.size());
     for (auto& [rule, count] : results[i].rejected) answer.rejected[rule] += count;
     for (auto& [rule, reason] : results[i].example) answer.example.try_emplace(rule, reason);
-    if (results[i].nearest && (!nearest || results[i].nearest->memory.peak() < nearest->memory.peak())) {
-      nearest = results[i].nearest;
-      for (const char* rule : {"memory_states", "memory_peak"})
-        if (const auto it = results[i].example.find(rule); it != results[i].example.end()) answer.example[rule] = it->second;
+    for (auto& [rule, miss] : results[i].nearest) {
+      const auto [it, fresh] = nearest.try_emplace(rule, miss);
+      if (!fresh && miss.memory.peak() < it->second.memory.peak()) it->second = miss;
     }
     for (RankedPlan& r : results[i].feasible) all.push_back(std::move(r));
   }
+  for (const auto& [rule, miss] : nearest)
+    answer.example[rule] = fmt::format("the closest one needs {} of a device's {} ({})", human(miss.memory.peak()), human(problem.cluster.device.memory),
+                                       miss.memory.peak_at.empty() ? "states alone" : miss.memory.peak_at);
   answer.feasible = static_cast<std::int64_t>(all.size());
   if (all.empty()) {
-    if (!nearest) {
+    if (nearest.empty()) {
       std::string why;
       for (const auto& [rule, reason] : answer.example) why += (why.empty() ? "" : "; ") + rule + ": " + reason;
       throw InputError("plan", "no candidate passes the rules: " + why, "change the batch, the pinned degrees or the cluster");
     }
-    answer.infeasible = certificate(problem, *nearest, options);
+    // A candidate whose states fit came closer than one whose states alone do not.
+    const auto peak = nearest.find("memory_peak");
+    answer.infeasible = certificate(problem, peak != nearest.end() ? peak->second : nearest.begin()->second, options);
     return answer;
   }
   std::sort(all.begin(), all.end(), better);

@@ -187,6 +187,19 @@ TEST(Search, FullFineTuningOfK3DoesNotFit128H200) {
   EXPECT_NE(a.infeasible->nearest_fix.find("devices"), std::string::npos);
 }
 
+// A million tokens on one rank are terabytes of activations: more devices would not help, shorter sequences would.
+TEST(Search, ActivationsThatDoNotFitAreAnsweredWithAShorterSequence) {
+  Problem p = problem("qwen3-30b-a3b", 16);
+  p.workload.sequence_length = 1 << 20;
+  SearchOptions o;
+  o.pins.recompute = Recompute::none;
+  o.pins.micro_batch = 1;
+  const Answer a = plan(p, o);
+  ASSERT_TRUE(a.infeasible);
+  EXPECT_EQ(a.infeasible->largest.front().name, "activations");
+  EXPECT_NE(a.infeasible->nearest_fix.find("sequences of"), std::string::npos) << a.infeasible->nearest_fix;
+}
+
 TEST(Search, PinsThatCannotFoldAreRefused) {
   SearchOptions o;
   o.pins.pp = 3;
