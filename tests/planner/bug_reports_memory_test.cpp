@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
+#include "core/configs.hpp"
+#include "core/error.hpp"
+#include "planner/load_factors.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "sim/memory/memory.hpp"
@@ -136,6 +142,54 @@ TEST(BugReports, BL032MoreActiveExpertsNeedMore) {
   };
   EXPECT_LT(of(8).memory.peak(), of(24).memory.peak());
   EXPECT_LT(of(8).step, of(24).step);
+}
+
+// BL-024: the headline is the peak; states, activations, gathered copies and context stand apart and sum to it.
+TEST(BugReports, BL024ThePeakIsMoreThanTheStates) {
+  const Problem p = moe_problem({}, 8);
+  const MemoryBreakdown m = forecast(p, plan_for(p, {.pp = 1, .ep = 1, .dp_shard = 8, .expert_shard = 8})).memory;
+  const Bytes states = m[MemoryCategory::weights] + m[MemoryCategory::adapters] + m[MemoryCategory::gradients] + m[MemoryCategory::optimizer];
+  for (const MemoryCategory c : {MemoryCategory::activations, MemoryCategory::gathered_weights, MemoryCategory::runtime_context}) EXPECT_GT(m[c].value, 0);
+  EXPECT_GT(m.peak().value, 2 * states.value);
+}
+
+// BL-031: one of 16 experts takes half of all copies: its rank of four holds at least half, twice the balanced share, and memory shows it.
+TEST(BugReports, BL031AHotExpertShowsInItsRanksMemory) {
+  Problem p = moe_problem({.experts = 16, .top_k = 2}, 4);
+  const Plan plan = plan_for(p, {.pp = 1, .ep = 4, .dp_shard = 4});
+  const Bytes even = forecast(p, plan).memory_p95.peak();
+  std::vector<double> counts(16, 100);
+  counts[3] = 1500;
+  p.load.distribution = TraceLoad{{counts, counts, counts, counts}};
+  EXPECT_GE(LoadFactors(p).stage(4, 0, 4).p50.buffer, 2);
+  EXPECT_GT(forecast(p, plan).memory_p95.peak(), even);
+}
+
+// BL-033: a trace larger than the cap is refused by its size, before anything is read.
+TEST(BugReports, BL033AHugeTraceIsRefusedBySize) {
+  const auto path = std::filesystem::temp_directory_path() / "moeplan-huge-trace.json";
+  std::ofstream(path).put('{');
+  std::filesystem::resize_file(path, std::uintmax_t{37} << 30);   // sparse
+  EXPECT_THROW((void)load_json(path), InputError);
+  std::filesystem::remove(path);
+}
+
+// BL-044: several nodes and no link between them is a fault of the cluster file, said before anything is planned.
+TEST(BugReports, BL044NodesWithoutALinkBetweenThemAreRefused) {
+  ClusterSpec c = moe_problem({}, 16).cluster;
+  ASSERT_GT(c.nodes, 1);
+  while (!c.tiers.empty() && c.tiers.back().span > c.devices_per_node) c.tiers.pop_back();
+  EXPECT_THROW(check(c, "cluster.json"), InputError);
+}
+
+// BL-065: an expert cut over more ranks than it divides by is padded up, and the padding counted.
+TEST(BugReports, BL065ShardsOfExpertsArePaddedUp) {
+  const Problem p = moe_problem({.experts = 4, .top_k = 2, .width = 255}, 24);
+  const Program whole = program_of(p, plan_for(p, {.pp = 1, .ep = 4, .dp_shard = 24}));
+  const Program cut = program_of(p, plan_for(p, {.pp = 1, .ep = 4, .dp_shard = 24, .expert_shard = 3}));
+  const std::int64_t expert = std::int64_t{2} * 3 * 2048 * 255, saved = whole.slots[2].state.weights.value - cut.slots[2].state.weights.value;
+  EXPECT_LE(saved, expert - expert / 3);
+  EXPECT_GE(saved, expert - expert / 3 - 8);
 }
 
 }  // namespace
