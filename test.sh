@@ -22,8 +22,9 @@ if [ ! -f "$report" ]; then
   echo "0 passed, 1 failed, 0 skipped"
   exit 1
 fi
-count() { grep -o -m1 " $1=\"[0-9]*\"" "$report" | head -n 1 | tr -dc '0-9'; }
-total=$(sed -n '1,8p' "$report" | tr '\n' ' ' | grep -o ' tests="[0-9]*"' | head -n 1 | tr -dc '0-9')
+# The report's first element carries one attribute a line, indented by a tab.
+count() { sed -n "/[[:space:]]$1=\"[0-9]*\"/{s/.*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p;q}" "$report"; }
+total=$(count tests)
 failed=$(count failures)
 skipped=$(($(count skipped) + $(count disabled)))
 echo "$((total - failed - skipped)) passed, $failed failed, $skipped skipped"
