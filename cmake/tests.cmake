@@ -12,7 +12,7 @@ function(moeplan_tests name)
     target_link_libraries(${name} PRIVATE ${T_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
     target_compile_definitions(${name} PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
     # One ctest entry per test, so that the counts of test.sh are counts of behaviours.
-    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
+    gtest_discover_tests(${name} NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600)
   endif()
 endfunction()
 
