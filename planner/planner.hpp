@@ -15,12 +15,24 @@ struct Pins {
   std::optional<Recompute> recompute;
   std::optional<DType> frozen_storage;
   std::optional<bool> reshard_after_forward;
+  std::optional<ContextExchange> context_exchange;
+  std::optional<StatePassing> state_passing;
+  std::optional<Offload> offload;
+  /// Of the expert exchange. What changes results (dispatch type, capacity, overflow) is never searched, only pinned.
+  std::optional<DType> dispatch;
+  std::optional<DispatchRoute> route;
+  std::optional<std::int64_t> expert_chunks, expert_replicas;
+  std::optional<double> capacity_factor;
+  std::optional<Overflow> overflow;
+  std::optional<bool> pad;
+  std::optional<ExpertPlacement> placement;
 };
 
 struct SearchOptions {
   Pins pins;
   int top = 5;                            ///< plans returned, best first; the Pareto front is returned besides
   int threads = 0;                        ///< 0: all cores; the answer does not depend on it
+  bool search_offload = false;            ///< host memory is used where it helps
   bool full_attention_flops = false;      ///< MFU convention: count causal attention whole
   std::function<void(double)> progress;   ///< called with the share decided, from any thread
 };

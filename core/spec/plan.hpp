@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/json.hpp"
+#include "core/spec/choices.hpp"
 #include "core/spec/cluster.hpp"
 #include "core/spec/load.hpp"
 #include "core/spec/model.hpp"
@@ -64,7 +65,10 @@ struct Plan {
   DType frozen_storage = DType::bf16;      ///< of frozen linear weights (experts, attention, dense, shared)
   std::int64_t loss_chunks = 8;            ///< pieces of the sequence in the dual-chunked loss
   std::int64_t prefetch = 1;               ///< FSDP blocks gathered ahead
-  std::string offload = "none";
+  Offload offload = Offload::none;
+  ContextExchange context_exchange = ContextExchange::ring;   ///< of softmax attention, at cp > 1
+  StatePassing state_passing = StatePassing::scan;            ///< of linear mixers, at cp > 1
+  ExpertExchange experts;
   bool operator==(const Plan&) const = default;
   static constexpr auto fields() {
     return std::make_tuple(field("format", &Plan::format).required(), field("parallelism", &Plan::parallelism).required(),
@@ -73,7 +77,8 @@ struct Plan {
                            field("stage_layers", &Plan::stage_layers).required().between(0, 10000), field("recompute", &Plan::recompute).required(),
                            field("reshard_after_forward", &Plan::reshard_after_forward), field("frozen_storage", &Plan::frozen_storage).required(),
                            field("loss_chunks", &Plan::loss_chunks).between(1, 1 << 20), field("prefetch", &Plan::prefetch).between(0, 8),
-                           field("offload", &Plan::offload));
+                           field("offload", &Plan::offload, "none, or what of optimizer, weights and activations lives on the host"),
+                           field("context_exchange", &Plan::context_exchange), field("state_passing", &Plan::state_passing), field("experts", &Plan::experts));
   }
 };
 
