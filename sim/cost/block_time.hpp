@@ -26,7 +26,7 @@ struct BlockTime {
 
 [[nodiscard]] BlockTime block_time(const Block& block, const PriceCall& price);
 
-/// Model flops of a block: forward and backward, nothing repeated, causal attention as the contract counts it (half), or whole.
+/// Model flops of a block: its products, forward and backward, nothing repeated, causal attention as the contract counts it (half), or whole.
 [[nodiscard]] Flops model_flops(const Block& block, bool full_attention);
 
 }  // namespace moeplan

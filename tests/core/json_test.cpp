@@ -47,7 +47,7 @@ TEST(Json, RefusesADuplicateKeyWithItsName) {
   EXPECT_EQ(verdict(R"([{"a":1},{"a":2}])"), "read");
 }
 
-TEST(Json, RefusesDepthWithoutUsingTheStack) {
+TEST(Json, BL128RefusesDepthWithoutUsingTheStack) {
   expect_refused(std::string(100000, '['), "nested deeper than 64 levels");
   std::string objects;
   for (int i = 0; i < 100000; ++i) objects += "{\"a\":";

@@ -55,6 +55,15 @@ TEST(DistinctDomains, closed_form_values) {
   EXPECT_NEAR(distinct_groups(256, 8, 8, 4), 3.63, 0.005) << "DeepSeek-V3: top 4 of 8 groups";
 }
 
+// BL-043: a fixed group costs the same on a larger cluster; one that grows with the cluster moves 2 (n - 1) / n of the bytes.
+TEST(Traffic, BL043_the_group_sets_the_bytes_and_not_the_cluster) {
+  const Links small(cluster("32xh200")), large(cluster("64xh200"));
+  const CommCall gigabyte = call(Collective::all_reduce, 1'000'000'000);
+  EXPECT_EQ(small.bytes(gigabyte, {8, 1}), large.bytes(gigabyte, {8, 1}));
+  EXPECT_DOUBLE_EQ(small.bytes(gigabyte, {32, 1})[0], 2e9 * 31 / 32);
+  EXPECT_DOUBLE_EQ(large.bytes(gigabyte, {64, 1})[0], 2e9 * 63 / 64);
+}
+
 TEST(Traffic, ring_bytes_are_those_of_the_textbook) {
   const Links links(cluster("64xh200"));
   // 8 ranks of one node: S (n-1)/n on each NVLink; twice for all-reduce.
