@@ -25,6 +25,7 @@ Pins pinned_to(const Plan& plan) {
   pins.dp_replicate = p.dp_replicate, pins.dp_shard = p.dp_shard, pins.expert_shard = p.expert_shard;
   pins.micro_batch = plan.micro_batch, pins.recompute = plan.recompute, pins.frozen_storage = plan.frozen_storage;
   pins.reshard_after_forward = plan.reshard_after_forward;
+  pins.schedule = plan.schedule, pins.virtual_stages = plan.virtual_stages, pins.expert_chunks = plan.experts.chunks;
   return pins;
 }
 

@@ -40,6 +40,7 @@ ProblemRequest ProblemOptions::request() const {
 Pins ProblemOptions::pinned() const {
   Pins out = pins;
   out.recompute = word<Recompute>("--recompute", recompute);
+  out.schedule = word<Schedule>("--schedule", schedule);
   return out;
 }
 
@@ -82,6 +83,9 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   degree("--expert-shard", o->pins.expert_shard, "expert-data ranks that share one copy of the experts");
   app.add_option("--micro-batch", o->pins.micro_batch, "sequences per micro-batch and data rank")->check(CLI::Range(std::int64_t{1}, kMax))->group(pins);
   app.add_option("--recompute", o->recompute, "none, selective or full")->group(pins);
+  app.add_option("--schedule", o->schedule, "1f1b, interleaved, zero_bubble or expert_overlap")->group(pins);
+  app.add_option("--virtual-stages", o->pins.virtual_stages, "chunks of layers a pipeline stage holds")->check(CLI::Range(1, 128))->group(pins);
+  app.add_option("--expert-chunks", o->pins.expert_chunks, "pieces of a micro-batch whose expert exchange overlaps the experts")->check(CLI::Range(std::int64_t{1}, std::int64_t{64}))->group(pins);
   return o;
 }
 

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "planner/load_factors.hpp"
+#include "planner/scheduled.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
@@ -198,7 +199,18 @@ struct Evaluator::Group::State {
 Evaluator::Group::Group(const Evaluator& shared, const Plan& representative) : state_(std::make_unique<State>(shared.shared(), representative)) {}
 Evaluator::Group::~Group() = default;
 
+/// The same plan under 1F1B, each stage holding as many layers.
+static Plan plain(const Plan& plan) {
+  Plan out = plan;
+  out.schedule = Schedule::one_forward_one_backward;
+  out.virtual_stages = 1;
+  out.stage_layers.assign(static_cast<std::size_t>(plan.parallelism.pp), 0);
+  for (std::size_t i = 0; i < plan.stage_layers.size(); ++i) out.stage_layers[i % out.stage_layers.size()] += plan.stage_layers[i];
+  return out;
+}
+
 MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
+  if (plan.virtual_stages > 1) return standing(plain(plan));
   State& s = *state_;
   MemoryBreakdown worst;
   for (int stage = 0; stage < plan.parallelism.pp; ++stage) {
@@ -209,7 +221,28 @@ MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
   return worst;
 }
 
+/// What follows from step time and model flops.
+static void finish(Forecast& out, const Plan& plan, const Problem& problem) {
+  const double devices = plan.parallelism.world();
+  const double tokens = static_cast<double>(plan.micro_batch) * static_cast<double>(plan.micro_batches) * plan.parallelism.dp() * static_cast<double>(problem.workload.sequence_length);
+  out.tokens_per_second = tokens / out.step.value;
+  out.tokens_per_second_per_device = out.tokens_per_second / devices;
+  out.flops_per_device = {out.model_flops.value / out.step.value / devices};
+  out.mfu = out.flops_per_device.value / problem.cluster.device.peak.at("bf16").value;
+  if (problem.workload.tokens) {
+    out.device_hours = *problem.workload.tokens / out.tokens_per_second / 3600 * devices;
+    if (problem.cluster.price) out.cost_usd = *out.device_hours * problem.cluster.price->value;
+  }
+}
+
 Forecast Evaluator::Group::forecast(const Plan& plan) {
+  if (plan.schedule != Schedule::one_forward_one_backward) {
+    Forecast out = forecast(plain(plan));
+    const Shared& shared = state_->shared;
+    apply_schedule({shared.problem, shared.outline, shared.prices, shared.links, shared.load}, plan, out);
+    finish(out, plan, shared.problem);
+    return out;
+  }
   State& s = *state_;
   s.plan = plan;
   const Problem& problem = s.shared.problem;
@@ -334,18 +367,9 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
 
   const double total_basis = basis[0] + basis[1] + basis[2];
   for (std::size_t i = 0; i < 3; ++i) out.basis[i] = total_basis > 0 ? basis[i] / total_basis : 0;
-  const double devices = par.world();
   const double micro_steps = m * par.dp() * par.cp * par.tp;   // blocks are lowered per rank
   out.model_flops = {model * micro_steps};
-  const double tokens = static_cast<double>(plan.micro_batch) * m * par.dp() * static_cast<double>(problem.workload.sequence_length);
-  out.tokens_per_second = tokens / out.step.value;
-  out.tokens_per_second_per_device = out.tokens_per_second / devices;
-  out.flops_per_device = {out.model_flops.value / out.step.value / devices};
-  out.mfu = out.flops_per_device.value / problem.cluster.device.peak.at("bf16").value;
-  if (problem.workload.tokens) {
-    out.device_hours = *problem.workload.tokens / out.tokens_per_second / 3600 * devices;
-    if (problem.cluster.price) out.cost_usd = *out.device_hours * problem.cluster.price->value;
-  }
+  finish(out, plan, problem);
   return out;
 }
 

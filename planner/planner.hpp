@@ -26,6 +26,8 @@ struct Pins {
   std::optional<Overflow> overflow;
   std::optional<bool> pad;
   std::optional<ExpertPlacement> placement;
+  std::optional<Schedule> schedule;
+  std::optional<int> virtual_stages;
 };
 
 struct SearchOptions {

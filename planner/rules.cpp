@@ -11,12 +11,14 @@ std::optional<std::string> pipeline_is_filled(const Problem&, const Plan&);
 std::optional<std::string> experts_divide(const Problem&, const Plan&);
 std::optional<std::string> context_divides(const Problem&, const Plan&);
 std::optional<std::string> storage_runs(const Problem&, const Plan&);
+std::optional<std::string> schedule_fits(const Problem&, const Plan&);
 }  // namespace rules_of
 
 std::span<const Rule> rules() {
   static constexpr std::array list{Rule{"batch_divides", rules_of::batch_divides},           Rule{"stages_hold_layers", rules_of::stages_hold_layers},
                                    Rule{"pipeline_is_filled", rules_of::pipeline_is_filled}, Rule{"experts_divide", rules_of::experts_divide},
-                                   Rule{"context_divides", rules_of::context_divides},       Rule{"storage_runs", rules_of::storage_runs}};
+                                   Rule{"context_divides", rules_of::context_divides},       Rule{"storage_runs", rules_of::storage_runs},
+                                   Rule{"schedule_fits", rules_of::schedule_fits}};
   return list;
 }
 

@@ -62,6 +62,13 @@ std::vector<std::int64_t> micro_batches(const Problem& problem, const Pins& pins
   return out;
 }
 
+/// Virtual stages a stage: those pinned, else what the schedule asks for.
+std::vector<int> virtual_stages(const Pins& pins, Schedule schedule) {
+  if (pins.virtual_stages) return {*pins.virtual_stages};
+  if (schedule == Schedule::interleaved) return {2, 4, 8};
+  return schedule == Schedule::expert_overlap ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
+}
+
 /// Pinned tensor degrees must cut every block into parts whose shapes still meet: the program's own check says so.
 void require_splits(const Problem& problem, const Parallelism& p) {
   if (p.tp == 1 && p.etp == 1) return;
@@ -109,6 +116,7 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
   const std::vector<DType> types = pins.frozen_storage ? std::vector{*pins.frozen_storage} : storages(problem);
   std::vector<bool> reshards = pins.reshard_after_forward ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
   const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  const Schedule schedule = pins.schedule.value_or(pins.virtual_stages.value_or(1) > 1 ? Schedule::interleaved : Schedule::one_forward_one_backward);
   std::vector<CandidateGroup> groups;
   for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
     for (const Recompute recompute : recomputes) {
@@ -124,12 +132,18 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
             const std::int64_t per_step = micro_batch * p.dp();
             const std::int64_t batch = problem.workload.global_batch.value_or(default_global_batch(problem));
             plan.micro_batches = std::max<std::int64_t>(1, batch / per_step);
-            plan.stage_layers = even_stages(layers, p.pp);
             plan.recompute = recompute;
             plan.reshard_after_forward = reshard;
             plan.frozen_storage = type;
             plan.prefetch = problem.runtime.prefetch;
-            by_ep[p.ep].plans.push_back(std::move(plan));
+            plan.schedule = schedule;
+            plan.experts.chunks = pins.expert_chunks.value_or(1);
+            for (const int v : virtual_stages(pins, schedule)) {
+              if (v > 1 && !pins.virtual_stages && static_cast<std::int64_t>(p.pp) * v > layers) continue;
+              plan.virtual_stages = v;
+              plan.stage_layers = even_stages(layers, p.pp * v);
+              by_ep[p.ep].plans.push_back(plan);
+            }
           }
         }
         for (auto& [ep, group] : by_ep) groups.push_back(std::move(group));

@@ -53,7 +53,21 @@ struct EnumNames<Recompute> {
                                     std::pair{Recompute::full, std::string_view("full")}};
 };
 
-/// The decision. `stage_layers[i]` layers on pipeline stage i.
+/// In which order a stage takes the passes of its micro-batches: sim/program/schedules, docs/program.md.
+enum class Schedule : std::uint8_t {
+  one_forward_one_backward,
+  interleaved,       ///< 1F1B over virtual stages
+  zero_bubble,       ///< 1F1B with the weight gradients put off into the bubble (ZB-H1)
+  expert_overlap,    ///< a forward and a backward pass side by side: one's expert exchange under the other's compute
+};
+template <>
+struct EnumNames<Schedule> {
+  static constexpr std::array names{std::pair{Schedule::one_forward_one_backward, std::string_view("1f1b")}, std::pair{Schedule::interleaved, std::string_view("interleaved")},
+                                    std::pair{Schedule::zero_bubble, std::string_view("zero_bubble")}, std::pair{Schedule::expert_overlap, std::string_view("expert_overlap")}};
+};
+
+/// The decision. `stage_layers` counts the layers of each virtual stage in model order; virtual stage i runs on pipeline stage
+/// i mod pp as its chunk i / pp.
 struct Plan {
   std::string format = "moeplan.plan.v1";
   Parallelism parallelism;
@@ -69,6 +83,8 @@ struct Plan {
   ContextExchange context_exchange = ContextExchange::ring;   ///< of softmax attention, at cp > 1
   StatePassing state_passing = StatePassing::scan;            ///< of linear mixers, at cp > 1
   ExpertExchange experts;
+  Schedule schedule = Schedule::one_forward_one_backward;
+  int virtual_stages = 1;                  ///< per pipeline stage
   bool operator==(const Plan&) const = default;
   static constexpr auto fields() {
     return std::make_tuple(field("format", &Plan::format).required(), field("parallelism", &Plan::parallelism).required(),
@@ -78,7 +94,8 @@ struct Plan {
                            field("reshard_after_forward", &Plan::reshard_after_forward), field("frozen_storage", &Plan::frozen_storage).required(),
                            field("loss_chunks", &Plan::loss_chunks).between(1, 1 << 20), field("prefetch", &Plan::prefetch).between(0, 8),
                            field("offload", &Plan::offload, "none, or what of optimizer, weights and activations lives on the host"),
-                           field("context_exchange", &Plan::context_exchange), field("state_passing", &Plan::state_passing), field("experts", &Plan::experts));
+                           field("context_exchange", &Plan::context_exchange), field("state_passing", &Plan::state_passing), field("experts", &Plan::experts),
+                           field("schedule", &Plan::schedule), field("virtual_stages", &Plan::virtual_stages, "per pipeline stage").between(1, 128));
   }
 };
 

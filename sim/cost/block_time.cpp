@@ -48,12 +48,12 @@ bool is_product(std::string_view kind) {
 }  // namespace
 
 BlockTime block_time(const Block& block, const PriceCall& price) {
-  return {pass_time(block, block.forward, price), pass_time(block, block.backward, price)};
+  return {pass_time(block, block.forward, price), pass_time(block, block.backward, price), pass_time(block, block.weight_backward, price)};
 }
 
 Flops model_flops(const Block& block, bool full_attention) {
   double sum = 0;
-  for (const auto* nodes : {&block.forward, &block.backward}) {
+  for (const auto* nodes : {&block.forward, &block.backward, &block.weight_backward}) {
     for (const BlockNode& node : *nodes) {
       const OpCall* call = std::get_if<OpCall>(&node.call);
       if (!call || node.recompute || !is_product(kind(call->op))) continue;

@@ -21,7 +21,7 @@ struct PassTime {
 };
 
 struct BlockTime {
-  PassTime forward, backward;
+  PassTime forward, backward, weight_backward;
 };
 
 [[nodiscard]] BlockTime block_time(const Block& block, const PriceCall& price);

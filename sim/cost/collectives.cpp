@@ -183,7 +183,7 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
         const double inner = t == 0 ? 1 : members(group)[t - 1];
         if (members(group)[t] > inner) latency = std::max(latency, tier_[t].dispatch_latency);
       }
-      time = time * std::max(1.0, skew) + latency;
+      time = time * std::max(1.0, skew) / (call.beside_compute ? kOverlappedExchangeRate : 1) + latency;
       low = kExchangeLow, high = kExchangeHigh;
       break;
     }

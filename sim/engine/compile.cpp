@@ -74,16 +74,11 @@ class Chain {
 /// Compiles the tasks of one program.
 class ProgramCompiler {
  public:
-  /// `downstream`: bytes of the activations that the next stage takes, 0 if there is none.
-  ProgramCompiler(Job& job, const Program& program, const Costs& costs, const Parallelism& parallelism, Bytes downstream)
-      : job_(job), p_(program), costs_(costs), par_(parallelism), downstream_(downstream) {}
+  ProgramCompiler(Job& job, const Program& program, const Costs& costs, const Parallelism& parallelism) : job_(job), p_(program), costs_(costs), par_(parallelism) {}
 
   JobProgram run() {
     for (const Block& b : p_.blocks)
-      for (const bool backward : {false, true}) {
-        job_.passes.push_back(compile_pass(job_, b, backward, costs_));
-        passes_.push_back(static_cast<std::int32_t>(job_.passes.size() - 1));
-      }
+      for (const BlockPass pass : {BlockPass::forward, BlockPass::backward, BlockPass::weight_backward}) passes_.push_back(add_pass(compile_pass(job_, b, pass, costs_)));
     for (const Slot& s : p_.slots) {
       auto known = std::find_if(sharded_.begin(), sharded_.end(), [&](const Sharded& k) { return k.block == s.block && k.sharding == s.sharding; });
       if (known == sharded_.end()) {
@@ -110,6 +105,18 @@ class ProgramCompiler {
     SlotSharding sharding;
     std::int32_t gather, reduce;
   };
+  std::int32_t add_pass(StepGraph pass) {
+    job_.passes.push_back(std::move(pass));
+    return static_cast<std::int32_t>(job_.passes.size() - 1);
+  }
+  std::int32_t pass_of(std::int32_t slot, BlockPass pass) const { return passes_[3 * index(p_.slots[index(slot)].block) + static_cast<std::size_t>(pass)]; }
+  /// A forward and a backward pass side by side, compiled when a pair of blocks first meets.
+  std::int32_t pair_of(std::int32_t forward_slot, std::int32_t backward_slot) {
+    const std::int32_t f = p_.slots[index(forward_slot)].block, b = p_.slots[index(backward_slot)].block;
+    const auto [it, fresh] = pairs_.try_emplace({f, b}, -1);
+    if (fresh) it->second = add_pass(compile_pass(job_, side_by_side(p_.blocks[index(f)], p_.blocks[index(b)]), BlockPass::forward, costs_));
+    return it->second;
+  }
   static Bytes share(Bytes b, int degree) { return {b.value / std::max(1, degree)}; }
 
   void add(std::size_t i) {
@@ -117,7 +124,10 @@ class ProgramCompiler {
     Task t{.layer = x.slot >= 0 ? p_.slots[index(x.slot)].layer : -1, .micro_batch = x.micro_batch};
     switch (x.phase) {
       case Phase::release: out_.task_of.push_back(-1); return;   // frees memory, takes no time
-      case Phase::forward: case Phase::backward: t.pass = passes_[2 * index(p_.slots[index(x.slot)].block) + (x.phase == Phase::backward)]; break;
+      case Phase::forward: t.pass = pass_of(x.slot, BlockPass::forward); break;
+      case Phase::backward: t.pass = pass_of(x.slot, BlockPass::backward); break;
+      case Phase::weight_backward: t.pass = pass_of(x.slot, BlockPass::weight_backward); break;
+      case Phase::forward_backward: t.pass = pair_of(x.forward_slot, x.slot); break;
       case Phase::gather: t.pass = sharded_[of_slot_[index(x.slot)]].gather; t.queue = Queue::data; break;
       case Phase::reduce: t.pass = sharded_[of_slot_[index(x.slot)]].reduce; t.queue = Queue::data; break;
       case Phase::optimizer: t.pass = optimizer(); break;
@@ -131,32 +141,55 @@ class ProgramCompiler {
       if (task >= 0 && std::find(t.after.begin(), t.after.end(), task) == t.after.end()) t.after.push_back(task);
     };
     for (const std::int32_t a : x.after) wait(out_.task_of[index(a)]);
-    const bool sends = t.kind == Task::Kind::send, runs = x.phase == Phase::forward || x.phase == Phase::backward;
-    const bool new_pass = runs && std::pair(x.phase, x.micro_batch) != pass_;
-    if (x.phase == Phase::gather) { wait(last_main_); wait(last_receive_); }
+    const bool hands_back = t.kind == Task::Kind::send && !t.downstream, runs = t.queue == Queue::main && x.phase != Phase::optimizer;
+    const Turn turn = runs ? turn_of(x) : Turn{};
+    const bool new_pass = runs && turn != turn_;
+    if (x.phase == Phase::gather) {
+      wait(last_main_);
+      for (const std::int32_t r : receives_) wait(r);
+    }
     if (x.phase == Phase::optimizer) { wait(last_main_); wait(last_data_); }
-    if (new_pass || sends) wait(last_reduce_);
+    if (new_pass || hands_back) wait(last_reduce_);
     const auto task = static_cast<std::int32_t>(out_.tasks.size());
-    if (runs) pass_ = {x.phase, x.micro_batch};
-    if (t.queue == Queue::main) last_main_ = task;
+    if (runs) turn_ = turn;
+    if (t.queue == Queue::main) {
+      last_main_ = task;
+      receives_.clear();
+    }
     if (t.queue == Queue::data) last_data_ = task;
     if (x.phase == Phase::reduce) last_reduce_ = task;
-    if (t.kind == Task::Kind::receive) last_receive_ = task;
+    if (t.kind == Task::Kind::receive) receives_.push_back(task);
     out_.tasks.push_back(std::move(t));
     out_.task_of.push_back(task);
   }
 
-  /// Of a micro-batch the first message in is the activations unless this is the first stage, the first out unless it is the last.
+  /// The turn that an instance belongs to; what of two passes side by side runs alone belongs to the turn of both.
+  Turn turn_of(const Instance& x) const {
+    const auto chunk = p_.slots[index(x.slot)].chunk;
+    Turn t{.chunk = chunk, .micro_batch = x.micro_batch};
+    if (x.phase == Phase::forward) {
+      if (turn_.kind == Turn::Kind::both && turn_.forward_chunk == chunk && turn_.forward_micro_batch == x.micro_batch) return turn_;
+    } else if (x.phase == Phase::backward) {
+      if (turn_.kind == Turn::Kind::both && turn_.chunk == chunk && turn_.micro_batch == x.micro_batch) return turn_;
+      t.kind = Turn::Kind::backward;
+    } else if (x.phase == Phase::weight_backward) {
+      t.kind = Turn::Kind::weight;
+    } else {
+      t.kind = Turn::Kind::both;
+      t.forward_chunk = p_.slots[index(x.forward_slot)].chunk;
+      t.forward_micro_batch = x.forward_micro_batch;
+    }
+    return t;
+  }
+
   void message(Task& t, const Instance& x) {
     const bool sending = x.sent.value > 0;
-    const int seen = (sending ? sent_ : received_)[x.micro_batch]++;
     t.kind = sending ? Task::Kind::send : Task::Kind::receive;
     t.queue = Queue::none;
-    const bool has_downstream = sending ? p_.stage + 1 < par_.pp : p_.stage > 0;
-    t.downstream = has_downstream && seen == 0;
+    t.downstream = sending == x.with_next;   // activations go to the next stage, gradients to the one before
     if (!sending) return;
     BlockNode node;
-    node.call = CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = t.downstream ? std::max(x.sent, downstream_) : x.sent};
+    node.call = CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = x.sent};
     node.lane = Lane::data_communication;
     t.call = add_call(job_, std::get<CommCall>(node.call), to_picoseconds(costs_.price(node).median), costs_);
   }
@@ -186,13 +219,13 @@ class ProgramCompiler {
   const Program& p_;
   const Costs& costs_;
   const Parallelism& par_;
-  Bytes downstream_;
-  std::vector<std::int32_t> passes_;                ///< forward and backward per block
+  std::vector<std::int32_t> passes_;                ///< per block one of each BlockPass
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> pairs_;   ///< passes of two blocks side by side
   std::vector<Sharded> sharded_;
   std::vector<std::size_t> of_slot_;
-  std::map<std::int32_t, int> sent_, received_;     ///< messages per micro-batch so far
-  std::int32_t last_main_ = -1, last_data_ = -1, last_reduce_ = -1, last_receive_ = -1;
-  std::pair<Phase, std::int32_t> pass_{Phase::release, -1};   ///< of the last block listed
+  std::int32_t last_main_ = -1, last_data_ = -1, last_reduce_ = -1;
+  std::vector<std::int32_t> receives_;              ///< listed since the last block
+  Turn turn_{.micro_batch = -1};                    ///< of the last block listed
   JobProgram out_;
 };
 
@@ -204,10 +237,10 @@ std::string call_name(const BlockNode& node) {
   return "host wait";
 }
 
-StepGraph compile_pass(Job& job, const Block& block, bool backward, const Costs& costs) {
-  const std::vector<BlockNode>& nodes = backward ? block.backward : block.forward;
+StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs& costs) {
+  const std::vector<BlockNode>& nodes = pass == BlockPass::forward ? block.forward : pass == BlockPass::backward ? block.backward : block.weight_backward;
   StepGraph g;
-  g.name = job.name(fmt::format("{} of {}", backward ? "backward" : "forward", block.name));
+  g.name = job.name(fmt::format("{} of {}", pass == BlockPass::forward ? "forward" : pass == BlockPass::backward ? "backward" : "weight gradients", block.name));
   // What each call waits for, as in block_time: earlier writers of what it reads, its lane, the host's last wait.
   std::vector<std::vector<std::int32_t>> waits(nodes.size()), writers(block.values.size());
   std::array<std::int32_t, kTracks> lane{};
@@ -241,7 +274,7 @@ StepGraph compile_pass(Job& job, const Block& block, bool backward, const Costs&
     const BlockNode& node = nodes[i];
     const Track track = track_of(node);
     const CommCall* comm = std::get_if<CommCall>(&node.call);
-    const Activity kind = comm ? activity_of(*comm) : track == Track::host ? Activity::host_wait : node.recompute ? Activity::recompute : backward ? Activity::backward : Activity::forward;
+    const Activity kind = comm ? activity_of(*comm) : track == Track::host ? Activity::host_wait : node.recompute ? Activity::recompute : pass != BlockPass::forward || node.is_backward ? Activity::backward : Activity::forward;
     const Picoseconds duration = to_picoseconds(costs.price(node).median);
     const std::int32_t name = job.name(call_name(node));
     if (track == Track::compute && !comm && open >= 0 && g.steps[index(open)].kind == kind &&
@@ -318,15 +351,14 @@ Job make_job(std::span<const PlayedRank> ranks, const Parallelism& parallelism) 
   std::map<std::int64_t, std::int32_t> position;
   for (std::size_t i = 0; i < ranks.size(); ++i) position[ranks[i].rank] = static_cast<std::int32_t>(i);
   const std::int64_t per_stage = parallelism.stage_ranks();
-  const auto at = [&](std::int64_t rank) { const auto it = position.find(rank); return it == position.end() ? -1 : it->second; };
+  // The last stage comes before the first: virtual stages wrap around.
+  const auto at = [&](std::int64_t rank) { const auto it = position.find((rank + job.world) % job.world); return it == position.end() ? -1 : it->second; };
   std::map<std::pair<std::size_t, std::int64_t>, std::vector<std::int32_t>> members;   // by group and its first rank
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const PlayedRank& r = ranks[i];
     const auto [it, fresh] = compiled.try_emplace({r.program, r.costs}, static_cast<std::int32_t>(job.programs.size()));
     if (fresh) {
-      const std::int32_t next = at(r.rank + per_stage);
-      const Program* behind = next < 0 ? nullptr : ranks[index(next)].program;
-      job.programs.push_back(ProgramCompiler(job, *r.program, *r.costs, parallelism, behind ? behind->stream + behind->carried : Bytes{}).run());
+      job.programs.push_back(ProgramCompiler(job, *r.program, *r.costs, parallelism).run());
     }
     job.ranks.push_back({.rank = r.rank, .stage = r.program->stage, .stands_for = r.stands_for, .program = it->second,
                          .before = at(r.rank - per_stage), .behind = at(r.rank + per_stage), .slowdown = r.slowdown});

@@ -44,7 +44,8 @@ struct PlayedRank {
 [[nodiscard]] std::vector<PlayedRank> unfolded(std::span<const Program> stages, const Parallelism& parallelism, const Costs& costs);
 
 /// Steps of one pass of a block. Exposed for tests.
-[[nodiscard]] StepGraph compile_pass(Job& job, const Block& block, bool backward, const Costs& costs);
+enum class BlockPass : std::uint8_t { forward, backward, weight_backward };
+[[nodiscard]] StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs& costs);
 
 /// "rms_norm forward", "dispatch", "host wait".
 [[nodiscard]] std::string call_name(const BlockNode& node);

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
-
-#include "core/json.hpp"
 
 namespace moeplan {
 namespace {
@@ -17,13 +14,12 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 class Walk {
  public:
   Walk(const Program& program, const Problem& problem, const Plan& plan, const Job& job, const Played& played, std::int32_t rank)
-      : p_(program), plan_(plan), played_(played), rank_(rank), tasks_(job.programs[index(job.ranks[index(rank)].program)].task_of) {
+      : p_(program), model_end_(static_cast<std::int32_t>(problem.model.layers.size())), played_(played), rank_(rank), tasks_(job.programs[index(job.ranks[index(rank)].program)].task_of) {
     out_.rank = job.ranks[index(rank)].rank;
     for (const Block& b : p_.blocks) memory_.push_back(block_memory(b));
     StateBytes state = p_.resident;
     for (const Slot& s : p_.slots) {
-      const BlockMemory& m = memory_[index(s.block)];
-      slots_.push_back(with_passes(slot_memory(p_.blocks[index(s.block)], s.sharding), m.forward, m.backward, m.kept));
+      slots_.push_back(with_passes(slot_memory(p_.blocks[index(s.block)], s.sharding), memory_[index(s.block)]));
       state += s.state;
     }
     const MemoryBreakdown standing = standing_memory(state, problem.runtime, plan.parallelism);
@@ -80,71 +76,97 @@ class Walk {
         gathered_.erase(x.slot);
         break;
       case Phase::forward:
-        if (!carried_.count(x.micro_batch)) carried_[x.micro_batch] = open(fmt::format("carried, micro-batch {}", x.micro_batch), MemoryCategory::activations, p_.carried, start);
+        enter(x.slot, x.micro_batch, start);
         open_all(passing, "forward of " + who, slot.forward->at_peak, start);
         close_all(passing, end);
         open_all(kept_[{x.slot, x.micro_batch}], "kept by " + who, slot.kept, end);
         unreduced_ = {};
         now_ = end;
         break;
-      case Phase::backward: {
+      case Phase::backward:
         close_all(kept_[{x.slot, x.micro_batch}], start);
-        open_all(passing, "backward of " + who, slot.backward->at_peak, start);
-        passing.push_back(open("gradients not yet reduced", MemoryCategory::gradients, unreduced_, start));
-        if (index(x.slot) + 1 < slots_.size() || p_.stage + 1 < plan_.parallelism.pp)
-          passing.push_back(open("gradients of what is carried", MemoryCategory::activations, slot.carried_gradients, start));
-        close_all(passing, end);
-        unreduced_ = slot.unreduced;
-        if (std::none_of(slots_.begin(), slots_.begin() + x.slot, [](const SlotMemory& s) { return s.has_backward; })) close(carried_[x.micro_batch], end);
-        now_ = end;
+        backward(x, "backward of " + who, *slot.backward, start, end);
+        break;
+      case Phase::forward_backward: {
+        const Slot &f = p_.slots[index(x.forward_slot)], &b = p_.slots[index(x.slot)];
+        enter(x.forward_slot, x.forward_micro_batch, start);
+        close_all(kept_[{x.slot, x.micro_batch}], start);
+        backward(x, "forward of " + name_of_slot(x.forward_slot) + " and backward of " + who, pairs_.of(p_.blocks[index(f.block)], p_.blocks[index(b.block)]), start, end);
+        open_all(kept_[{x.forward_slot, x.forward_micro_batch}], "kept by " + name_of_slot(x.forward_slot), slots_[index(x.forward_slot)].kept, end);
         break;
       }
+      case Phase::weight_backward:
+        close_all(put_off_[{x.slot, x.micro_batch}], start);
+        open_all(passing, "weight gradients of " + who, slot.weight_backward->at_peak, start);
+        passing.push_back(open("gradients not yet reduced", MemoryCategory::gradients, unreduced_, start));
+        close_all(passing, end);
+        unreduced_ = slot.unreduced;
+        now_ = end;
+        break;
       default: break;
     }
   }
 
+  void enter(std::int32_t slot, std::int32_t micro_batch, Picoseconds at) {
+    const std::int32_t chunk = p_.slots[index(slot)].chunk;
+    if (carried_.count({chunk, micro_batch})) return;
+    carried_[{chunk, micro_batch}] = open(fmt::format("carried, micro-batch {}", micro_batch), MemoryCategory::activations, p_.chunks[index(chunk)].carried, at);
+  }
+
+  void backward(const Instance& x, const std::string& what, const PassMemory& pass, Picoseconds start, Picoseconds end) {
+    const SlotMemory& slot = slots_[index(x.slot)];
+    const std::int32_t chunk = p_.slots[index(x.slot)].chunk;
+    const ProgramChunk& c = p_.chunks[index(chunk)];
+    std::vector<std::int32_t> passing;
+    open_all(passing, what, pass.at_peak, start);
+    passing.push_back(open("gradients not yet reduced", MemoryCategory::gradients, unreduced_, start));
+    if (x.slot + 1 < c.end || p_.slots[index(c.end) - 1].layer != model_end_)
+      passing.push_back(open("gradients of what is carried", MemoryCategory::activations, slot.carried_gradients, start));
+    close_all(passing, end);
+    open_all(put_off_[{x.slot, x.micro_batch}], "put off by " + name_of_slot(x.slot), slot.put_off, end);
+    unreduced_ = slot.weight_backward ? Bytes{} : slot.unreduced;
+    if (std::none_of(slots_.begin() + c.first, slots_.begin() + x.slot, [](const SlotMemory& s) { return s.has_backward; })) close(carried_[{chunk, x.micro_batch}], end);
+    now_ = end;
+  }
+
   const Program& p_;
-  const Plan& plan_;
+  std::int32_t model_end_;
   const Played& played_;
   std::int32_t rank_;
   const std::vector<std::int32_t>& tasks_;
   std::vector<BlockMemory> memory_;
   std::vector<SlotMemory> slots_;
   std::map<std::string, std::int32_t> names_;
-  std::map<std::int32_t, std::int32_t> gathered_, carried_;                       ///< block by slot, by micro-batch
-  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int32_t>> kept_;
+  std::map<std::int32_t, std::int32_t> gathered_;                                 ///< block by slot
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> carried_;         ///< by chunk and micro-batch
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int32_t>> kept_, put_off_;
+  PairMemory pairs_;
   Bytes unreduced_{};
   Picoseconds now_ = 0;   ///< end of the last block walked
   std::int32_t order_ = 0;
   MemoryTimeline out_;
 };
 
-/// What happens at an instant: a block (index + 1) comes, or (negative) goes.
-struct Change {
-  Picoseconds at;
-  std::int32_t order, block;
-};
+}  // namespace
 
-std::vector<Change> changes(const MemoryTimeline& t) {
-  std::vector<Change> out;
+std::vector<MemoryChange> changes(const MemoryTimeline& t) {
+  std::vector<MemoryChange> out;
   out.reserve(2 * t.blocks.size());
   for (std::size_t i = 0; i < t.blocks.size(); ++i) {
-    out.push_back({t.blocks[i].from, t.blocks[i].alloc_order, static_cast<std::int32_t>(i + 1)});
-    out.push_back({t.blocks[i].until, t.blocks[i].free_order, -static_cast<std::int32_t>(i + 1)});
+    out.push_back({t.blocks[i].from, t.blocks[i].alloc_order, static_cast<std::int32_t>(i), true});
+    out.push_back({t.blocks[i].until, t.blocks[i].free_order, static_cast<std::int32_t>(i), false});
   }
-  std::sort(out.begin(), out.end(), [](const Change& a, const Change& b) { return std::pair(a.at, a.order) < std::pair(b.at, b.order); });
+  std::sort(out.begin(), out.end(), [](const MemoryChange& a, const MemoryChange& b) { return std::pair(a.at, a.order) < std::pair(b.at, b.order); });
   return out;
 }
-
-}  // namespace
 
 MemoryTimeline memory_timeline(const Program& program, const Problem& problem, const Plan& plan, const Job& job, const Played& played, std::int32_t rank) {
   MemoryTimeline out = Walk(program, problem, plan, job, played, rank).run();
   MemoryBreakdown now;
   std::int64_t sum = 0, best = -1;
-  for (const Change& c : changes(out)) {
-    const MemoryBlock& b = out.blocks[index(std::abs(c.block) - 1)];
-    const Bytes delta = c.block > 0 ? b.bytes : Bytes{} - b.bytes;
+  for (const MemoryChange& c : changes(out)) {
+    const MemoryBlock& b = out.blocks[index(c.block)];
+    const Bytes delta = c.comes ? b.bytes : Bytes{} - b.bytes;
     now[b.category] += delta;
     sum += delta.value;
     if (sum > best) {
@@ -155,34 +177,6 @@ MemoryTimeline memory_timeline(const Program& program, const Problem& problem, c
     }
   }
   add_allocator_reserve(out.peak, problem.runtime);
-  return out;
-}
-
-std::string memory_snapshot(std::span<const MemoryTimeline> ranks) {
-  std::string out = R"({"segments":[],"device_traces":[)";
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    const MemoryTimeline& t = ranks[r];
-    std::vector<std::string> frames;
-    for (const std::string& n : t.names) frames.push_back(fmt::format(R"([{{"name":{},"filename":"rank {}","line":0}}])", Json(n).dump(-1, ' ', true, Json::error_handler_t::replace), t.rank));
-    // Addresses only tell blocks apart: each starts where the one made before it ends.
-    std::vector<std::int64_t> address;
-    std::int64_t next = 1 << 20;
-    for (const MemoryBlock& b : t.blocks) {
-      address.push_back(next);
-      next += b.bytes.value;
-    }
-    out += r == 0 ? "[" : ",[";
-    bool first = true;
-    for (const Change& c : changes(t)) {
-      const std::size_t i = index(std::abs(c.block) - 1);
-      const MemoryBlock& b = t.blocks[i];
-      fmt::format_to(std::back_inserter(out), R"({}{{"action":"{}","addr":{},"size":{},"stream":0,"time_us":{},"category":"{}","frames":{}}})", first ? "\n" : ",\n", c.block > 0 ? "alloc" : "free_completed", address[i],
-                     b.bytes.value, c.at / 1'000'000, name_of(b.category), frames[index(b.name)]);
-      first = false;
-    }
-    out += "\n]";
-  }
-  out += "]}\n";
   return out;
 }
 

@@ -29,8 +29,13 @@ struct MemoryTimeline {
 /// `job` and `played` hold `program` as that of position `rank`.
 [[nodiscard]] MemoryTimeline memory_timeline(const Program& program, const Problem& problem, const Plan& plan, const Job& job, const Played& played, std::int32_t rank);
 
-/// One line per allocation and free in the shape of PyTorch's memory snapshot (`segments`, `device_traces` with alloc and
-/// free_completed), which memory_viz draws. JSON: docs/simulator.md has the three lines of Python that turn it into the pickle.
-[[nodiscard]] std::string memory_snapshot(std::span<const MemoryTimeline> ranks);
+/// A block comes or goes.
+struct MemoryChange {
+  Picoseconds at = 0;
+  std::int32_t order = 0, block = 0;   ///< block: index into MemoryTimeline::blocks
+  bool comes = true;
+};
+/// By time, then order.
+[[nodiscard]] std::vector<MemoryChange> changes(const MemoryTimeline& timeline);
 
 }  // namespace moeplan

@@ -66,6 +66,15 @@ SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMem
   return slot;
 }
 
+SlotMemory with_passes(SlotMemory slot, const BlockMemory& block) {
+  slot.forward = &block.forward;
+  slot.backward = &block.backward;
+  slot.kept = block.kept;
+  slot.put_off = block.put_off;
+  if (!block.weight_backward.peak_at.empty()) slot.weight_backward = &block.weight_backward;
+  return slot;
+}
+
 MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& p) {
   MemoryBreakdown m;
   m[MemoryCategory::weights] = state.weights;
@@ -134,54 +143,98 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
   return best.breakdown(runtime);
 }
 
-MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
-  std::vector<BlockMemory> blocks;
-  for (const Block& b : program.blocks) blocks.push_back(block_memory(b));
-  std::vector<SlotMemory> slots;
-  StateBytes state = program.resident;
-  for (const Slot& s : program.slots) {
-    const BlockMemory& m = blocks[index(s.block)];
-    slots.push_back(with_passes(slot_memory(program.blocks[index(s.block)], s.sharding), m.forward, m.backward, m.kept));
-    state += s.state;
-  }
+const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
+  const auto [it, fresh] = known_.try_emplace({&forward, &backward});
+  if (fresh) it->second = side_by_side_memory(side_by_side(forward, backward), forward, backward);
+  return it->second;
+}
+
+MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Runtime& runtime, const Parallelism& parallelism) {
   Peak best;
-  Categories now = standing_memory(state, problem.runtime, plan.parallelism).at_peak;
-  std::map<std::int32_t, bool> carried;
-  const bool last_stage = program.stage + 1 == plan.parallelism.pp;
+  Categories now = standing_memory(of.state, runtime, parallelism).at_peak;
+  std::map<std::pair<std::int32_t, std::int32_t>, bool> carried;   // by chunk and micro-batch
   Bytes unreduced{};
-  for (const Instance& i : program.instances) {
-    if (i.phase == Phase::optimizer || i.phase == Phase::send_receive || i.phase == Phase::reduce) continue;
-    const SlotMemory& slot = slots[index(i.slot)];
-    const std::size_t s = index(i.slot);
+  const auto enter = [&](std::int32_t slot, std::int32_t j) {
+    const std::int32_t chunk = of.slots[index(slot)].chunk;
+    bool& there = carried[{chunk, j}];
+    if (!there) add(now, MemoryCategory::activations, of.chunks[index(chunk)].carried);
+    there = true;
+  };
+  const auto leave = [&](std::int32_t slot) {   // the chunk's last backward pass frees what was carried
+    const ChunkMemory& chunk = of.chunks[index(of.slots[index(slot)].chunk)];
+    for (std::int32_t b = chunk.first; b < slot; ++b)
+      if (of.slots[index(b)].has_backward) return;
+    add(now, MemoryCategory::activations, Bytes{} - chunk.carried);
+  };
+  const auto consider_backward = [&](const char* what, const Instance& i, const PassMemory& pass) {
+    const SlotMemory& slot = of.slots[index(i.slot)];
+    const ChunkMemory& chunk = of.chunks[index(slot.chunk)];
+    Categories peak = now;
+    add(peak, pass.at_peak);
+    add(peak, MemoryCategory::gradients, unreduced);
+    if (i.slot + 1 < chunk.end || !chunk.ends_model) add(peak, MemoryCategory::activations, slot.carried_gradients);
+    best.consider(peak, what, index(i.slot), pass);
+    add(now, slot.put_off);
+    unreduced = slot.weight_backward ? Bytes{} : slot.unreduced;
+    leave(i.slot);
+  };
+  for (const Instance& i : instances) {
+    if (i.slot < 0 || i.phase == Phase::reduce) continue;
+    const SlotMemory& slot = of.slots[index(i.slot)];
     switch (i.phase) {
       case Phase::gather: add(now, MemoryCategory::gathered_weights, slot.gathered); break;
       case Phase::release: add(now, MemoryCategory::gathered_weights, Bytes{} - slot.gathered); break;
       case Phase::forward: {
-        if (!carried[i.micro_batch]) { carried[i.micro_batch] = true; add(now, MemoryCategory::activations, program.carried); }
+        enter(i.slot, i.micro_batch);
         Categories peak = now;
         add(peak, slot.forward->at_peak);
-        best.consider(peak, "forward", s, *slot.forward);
+        best.consider(peak, "forward", index(i.slot), *slot.forward);
         add(now, slot.kept);
         unreduced = {};
         break;
       }
-      case Phase::backward: {
+      case Phase::backward:
         add(now, slot.kept, -1);
+        consider_backward("backward", i, *slot.backward);
+        break;
+      case Phase::forward_backward:
+        enter(i.forward_slot, i.forward_micro_batch);
+        add(now, slot.kept, -1);
+        consider_backward("forward and backward", i, of.pair(i.forward_slot, i.slot));
+        add(now, of.slots[index(i.forward_slot)].kept);
+        break;
+      case Phase::weight_backward: {
+        add(now, slot.put_off, -1);
         Categories peak = now;
-        add(peak, slot.backward->at_peak);
+        add(peak, slot.weight_backward->at_peak);
         add(peak, MemoryCategory::gradients, unreduced);
-        if (s + 1 < slots.size() || !last_stage) add(peak, MemoryCategory::activations, slot.carried_gradients);
-        best.consider(peak, "backward", s, *slot.backward);
+        best.consider(peak, "weight gradients", index(i.slot), *slot.weight_backward);
         unreduced = slot.unreduced;
-        bool first = true;
-        for (std::size_t b = 0; b < s; ++b) first = first && !slots[b].has_backward;
-        if (first) add(now, MemoryCategory::activations, Bytes{} - program.carried);
         break;
       }
       default: break;
     }
   }
-  return best.breakdown(problem.runtime);
+  return best.breakdown(runtime);
+}
+
+MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
+  std::vector<BlockMemory> blocks;
+  for (const Block& b : program.blocks) blocks.push_back(block_memory(b));
+  ListMemory list;
+  list.state = program.resident;
+  for (const Slot& s : program.slots) {
+    list.slots.push_back(with_passes(slot_memory(program.blocks[index(s.block)], s.sharding), blocks[index(s.block)]));
+    list.slots.back().chunk = s.chunk;
+    list.state += s.state;
+  }
+  const auto model_end = static_cast<std::int32_t>(problem.model.layers.size());
+  for (const ProgramChunk& c : program.chunks) list.chunks.push_back({c.first, c.end, c.carried, program.slots[index(c.end) - 1].layer == model_end});
+  PairMemory pairs;
+  list.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& {
+    return pairs.of(program.blocks[index(program.slots[index(f)].block)], program.blocks[index(program.slots[index(b)].block)]);
+  };
+  return list_memory(program.instances, list, problem.runtime, plan.parallelism);
 }
 
 }  // namespace moeplan

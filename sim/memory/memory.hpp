@@ -1,7 +1,9 @@
 #pragma once
 /// Peak memory of a rank, by walking the lifetimes of the buffers of its program. `stage_memory` is the closed form of the same
-/// walk, for search: it looks at each slot once. A test holds the two equal.
+/// walk under 1F1B, for search: it looks at each slot once. A test holds the two equal.
 
+#include <functional>
+#include <map>
 #include <span>
 
 #include "sim/program/program.hpp"
@@ -12,14 +14,44 @@ namespace moeplan {
 struct SlotMemory {
   const PassMemory* forward = nullptr;
   const PassMemory* backward = nullptr;
+  const PassMemory* weight_backward = nullptr;   ///< split schedules
   std::array<Bytes, kMemoryCategories> kept{};
+  std::array<Bytes, kMemoryCategories> put_off{};   ///< split schedules: between backward and weight_backward
+  std::int32_t chunk = 0;     ///< virtual stage on this rank
   Bytes gathered{};           ///< unsharded weights while it runs
   Bytes carried_gradients{};  ///< accumulated gradients of the carried values that reach it
   Bytes unreduced{};          ///< its weight gradients until they are reduced
   bool has_backward = true;
 };
 
-/// Everything of a stage that its peak depends on.
+/// A virtual stage: slots [first, end).
+struct ChunkMemory {
+  std::int32_t first = 0, end = 0;
+  Bytes carried{};            ///< per micro-batch in flight
+  bool ends_model = false;
+};
+
+/// Everything that walking a rank's instances needs.
+struct ListMemory {
+  std::vector<SlotMemory> slots;
+  std::vector<ChunkMemory> chunks;
+  StateBytes state;
+  std::function<const PassMemory&(std::int32_t forward_slot, std::int32_t slot)> pair;   ///< two passes side by side
+};
+
+/// Peak of a list of instances by category.
+[[nodiscard]] MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Runtime& runtime, const Parallelism& parallelism);
+
+/// Memory of blocks side by side, found once per pair.
+class PairMemory {
+ public:
+  const PassMemory& of(const Block& forward, const Block& backward);
+
+ private:
+  std::map<std::pair<const Block*, const Block*>, PassMemory> known_;
+};
+
+/// Everything of a stage under 1F1B that its peak depends on.
 struct StageMemory {
   std::vector<SlotMemory> slots;
   StateBytes state;            ///< all slots and what is only resident
@@ -35,6 +67,7 @@ struct StageMemory {
 [[nodiscard]] SlotMemory slot_memory(const Block& block, const SlotSharding& sharding);
 /// Fills those in; the passes must outlive the result.
 [[nodiscard]] SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept);
+[[nodiscard]] SlotMemory with_passes(SlotMemory slot, const BlockMemory& block);
 
 /// Bytes that do not move during a step: states, communicators, context. The allocator's reserve is added to the peak.
 [[nodiscard]] MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& parallelism);

@@ -26,6 +26,9 @@ bool is_cheap(std::string_view kind) {
   return std::find(names.begin(), names.end(), kind) != names.end();
 }
 
+/// Products whose weight gradient may wait. Source: Qi et al. 2024; norms and biases make theirs with the input gradient.
+bool may_wait(std::string_view kind) { return kind == "linear" || kind == "grouped_linear"; }
+
 /// Routing decisions are always kept: a recomputed router could pick other experts.
 bool is_routing(std::string_view kind) { return kind == "router" || kind == "indexer"; }
 
@@ -48,7 +51,7 @@ Collective reversed(Collective c) {
 
 class Differentiator {
  public:
-  Differentiator(Graph graph, Recompute recompute) : recompute_(recompute) {
+  Differentiator(Graph graph, Recompute recompute, bool split) : recompute_(recompute), split_(split) {
     block_.name = std::move(graph.name);
     block_.values = std::move(graph.values);
     block_.weights = std::move(graph.weights);
@@ -71,6 +74,7 @@ class Differentiator {
     find_wanted(needs_input_grad);
     choose_kept();
     emit_backward();
+    find_put_off();
     return std::move(block_);
   }
 
@@ -116,7 +120,8 @@ class Differentiator {
   }
 
   /// Forward operands that the backward call of node i reads, as value ids.
-  std::vector<ValueId> backward_operands(std::size_t i) const {
+  std::vector<ValueId> backward_operands(std::size_t i) const { return backward_operands(i, wants_[i]); }
+  std::vector<ValueId> backward_operands(std::size_t i, Wants wants) const {
     std::vector<ValueId> out;
     const Op* op = std::get_if<Op>(&nodes_[i].call);
     if (!op) return out;
@@ -124,7 +129,7 @@ class Differentiator {
     for (const Operand& o : operands(*op)) {
       if (o.role == Role::weight) continue;
       const ValueId v = (o.role == Role::input || o.role == Role::index) ? nodes_[i].inputs[next_in++] : nodes_[i].outputs[next_out++];
-      if (needed(o.need, wants_[i])) out.push_back(v);
+      if (needed(o.need, wants)) out.push_back(v);
     }
     return out;
   }
@@ -234,9 +239,16 @@ class Differentiator {
       for (const ValueId in : n.inputs) if (carries_[index(in)]) accumulate(in, arrived);
       return;
     }
-    BlockNode node{.call = OpCall{std::get<Op>(n.call), Pass::backward, wants_[i]}, .reads = {}, .writes = {}, .weights = n.weights};
-    for (const ValueId v : backward_operands(i)) node.reads.push_back(obtain(v));
-    for (const ValueId g : arriving(n)) node.reads.push_back(g);
+    const bool split = split_ && wants_[i].weight_grad && may_wait(kind(std::get<Op>(n.call)));
+    const Wants now = split ? Wants{wants_[i].input_grad, false} : wants_[i];
+    const auto pass_node = [&](Wants wants) {
+      BlockNode made{.call = OpCall{std::get<Op>(n.call), Pass::backward, wants}, .reads = {}, .writes = {}, .weights = n.weights};
+      for (const ValueId v : backward_operands(i, wants)) made.reads.push_back(obtain(v));
+      for (const ValueId g : arriving(n)) made.reads.push_back(g);
+      return made;
+    };
+    BlockNode node = pass_node(now), later;
+    if (split) later = pass_node({false, true});
     std::vector<std::pair<ValueId, ValueId>> contributions;
     for (const ValueId in : n.inputs) {
       if (!carries_[index(in)]) continue;
@@ -249,12 +261,29 @@ class Differentiator {
       if (!weight.trained || block_.weight_grads[index(w)] >= 0) continue;
       const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
       block_.weight_grads[index(w)] = g;
-      node.writes.push_back(g);
+      (split ? later : node).writes.push_back(g);
     }
+    if (split) block_.weight_backward.push_back(std::move(later));
+    if (split && !now.input_grad) return;
     // The gradients of views are pieces of the gradient of what they view.
     if (is_view(n)) for (const ValueId piece : arriving(n)) if (block_.alias[index(piece)] == piece) block_.alias[index(piece)] = node.writes.front();
     block_.backward.push_back(std::move(node));
     for (const auto& [in, g] : contributions) accumulate(in, g);
+  }
+
+  /// What the split-off calls read, and gradients made before them: reductions come when all of a slot's are there.
+  void find_put_off() {
+    if (block_.weight_backward.empty()) return;
+    std::vector<bool> listed(block_.values.size(), false);
+    const auto put = [&](ValueId v) {
+      if (listed[index(v)]) return;
+      listed[index(v)] = true;
+      block_.put_off.push_back(v);
+    };
+    for (const BlockNode& n : block_.weight_backward) for (const ValueId v : n.reads) put(v);
+    for (const BlockNode& n : block_.backward)
+      for (const ValueId v : n.writes)
+        if (std::find(block_.weight_grads.begin(), block_.weight_grads.end(), v) != block_.weight_grads.end()) put(v);
   }
 
   void backward_comm(std::size_t i) {
@@ -267,6 +296,7 @@ class Differentiator {
   }
 
   Recompute recompute_;
+  bool split_;
   Block block_;
   std::vector<GraphNode> nodes_;
   std::vector<bool> carries_, available_;
@@ -277,8 +307,8 @@ class Differentiator {
 
 }  // namespace
 
-Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad) {
-  return Differentiator(std::move(graph), recompute).run(needs_input_grad);
+Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split) {
+  return Differentiator(std::move(graph), recompute, split).run(needs_input_grad);
 }
 
 }  // namespace moeplan

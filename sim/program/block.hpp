@@ -25,6 +25,7 @@ struct BlockNode {
   std::vector<ValueId> reads, writes;
   std::vector<WeightId> weights;
   bool recompute = false;   ///< repeats a forward call inside the backward pass
+  bool is_backward = false; ///< side by side: of the backward pass
 };
 
 /// Values 0 .. forward_values-1 are the graph's; gradients and recomputed copies follow.
@@ -33,13 +34,16 @@ struct Block {
   std::vector<Value> values;
   std::vector<MemoryCategory> category;        ///< per value
   std::vector<ValueId> alias;                  ///< per value: the value whose memory it shares (views), or itself
+  std::vector<ValueId> whole;                  ///< per value: the value of which it is some rows; empty where nothing is cut
   std::vector<Weight> weights;
   std::vector<ValueId> inputs, outputs;        ///< inputs[0] is this block's own; the others are carried: they belong to the slot that made them
   std::vector<ValueId> input_grads;            ///< parallel to inputs; -1 where none is wanted
   std::vector<ValueId> output_grads;           ///< parallel to outputs; -1 where none exists
   std::vector<ValueId> weight_grads;           ///< parallel to weights; -1 for what is not trained
   std::vector<BlockNode> forward, backward;
+  std::vector<BlockNode> weight_backward;      ///< split schedules: weight gradients of matrix products, made after the backward pass
   std::vector<ValueId> kept;                   ///< written in the forward pass (or an input), read in the backward pass
+  std::vector<ValueId> put_off;                ///< split schedules: what the backward pass leaves for weight_backward and the reduction
   std::size_t forward_values = 0;
 };
 
@@ -51,18 +55,32 @@ struct PassMemory {
 };
 
 struct BlockMemory {
-  PassMemory forward, backward;
+  PassMemory forward, backward, weight_backward;
+  std::array<Bytes, kMemoryCategories> put_off{};   ///< from the end of the backward pass to that of weight_backward
   std::array<Bytes, kMemoryCategories> kept{};      ///< from the end of the forward pass to the backward pass, inputs included where kept
   [[nodiscard]] Bytes kept_bytes() const { Bytes s{}; for (const Bytes b : kept) s += b; return s; }
 };
 
 /// Derives the block. `needs_input_grad`: whether anything before this block is trained.
 /// `recompute`: none keeps all that backward reads; selective repeats what is cheap (norms, activations, gates, views);
-/// full keeps the block's inputs and the routing decisions only (recompute never changes the routing).
-[[nodiscard]] Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad);
+/// full keeps the block's inputs and the routing decisions only (recompute never changes the routing). `split`: the weight
+/// gradients of linear and grouped_linear go to weight_backward; what they read is recomputed in the backward pass and put off.
+[[nodiscard]] Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split = false);
 
-/// Walks the lifetimes of both passes.
+/// Walks the lifetimes of the passes.
 [[nodiscard]] BlockMemory block_memory(const Block& block);
+
+/// Cuts what lies between each dispatch and its combine, forward and backward, into `chunks` pieces of the rows: the exchange of a
+/// piece runs under the experts of the one before. All dispatches are issued first, then each piece's experts and combine; the
+/// counts are exchanged once. Weight gradients are complete after the last piece.
+[[nodiscard]] Block chunked_exchange(Block block, std::int64_t chunks);
+
+/// A forward and a backward pass (of two micro-batches) side by side, as one block whose `forward` list holds the calls of both in
+/// issue order: compute calls up to the next exchange, in turn from each. A host wait comes after the other pass's compute was
+/// issued, so that it holds up nothing but its own pass's rest. Exchanges are marked `beside_compute`.
+[[nodiscard]] Block side_by_side(const Block& forward, const Block& backward);
+/// Its peak; `forward` and `backward` are what it was made of.
+[[nodiscard]] PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward);
 
 /// Bugs in a lowered block: reads before writes, shapes that disagree with the contract, values used after their end.
 /// Empty when sound.

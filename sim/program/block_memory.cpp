@@ -77,8 +77,37 @@ BlockMemory block_memory(const Block& block) {
   mark(block, entry, block.output_grads);
   mark(block, stays, block.input_grads);
   mark(block, stays, block.weight_grads);
-  out.backward = walk(block, block.backward, entry, stays);
+  std::vector<bool> put_off = none;
+  mark(block, put_off, block.put_off);
+  std::vector<bool> backward_stays = stays;
+  for (std::size_t v = 0; v < put_off.size(); ++v) if (put_off[v]) backward_stays[v] = true;
+  out.backward = walk(block, block.backward, entry, backward_stays);
+  if (block.weight_backward.empty()) return out;
+  for (std::size_t v = 0; v < put_off.size(); ++v)
+    if (put_off[v]) out.put_off[static_cast<std::size_t>(block.category[v])] += block.values[v].bytes();
+  out.weight_backward = walk(block, block.weight_backward, put_off, stays);
   return out;
+}
+
+PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward) {
+  const auto shift = static_cast<ValueId>(forward.values.size());
+  std::vector<bool> entry(both.values.size(), false), stays(both.values.size(), false);
+  const auto put = [&](std::vector<bool>& flags, const std::vector<ValueId>& ids, ValueId by) {
+    for (const ValueId id : ids) if (id >= 0) flags[index(both.alias[index(id + by)])] = true;
+  };
+  const auto carried = [&](const Block& b, ValueId by, std::vector<bool>& flags) {   // they belong to the slot that made them
+    for (std::size_t i = 1; i < b.inputs.size(); ++i) flags[index(both.alias[index(b.inputs[i] + by)])] = false;
+  };
+  put(entry, backward.kept, shift);
+  carried(backward, shift, entry);
+  put(entry, backward.output_grads, shift);
+  put(stays, forward.kept, 0);
+  carried(forward, 0, stays);
+  put(stays, forward.outputs, 0);
+  if (!forward.inputs.empty()) put(entry, {forward.inputs.front()}, 0);
+  put(stays, backward.input_grads, shift);
+  put(stays, backward.weight_grads, shift);
+  return walk(both, both.forward, entry, stays);
 }
 
 std::vector<std::string> verify(const Block& block) {
@@ -100,9 +129,12 @@ std::vector<std::string> verify(const Block& block) {
         const auto& list = in ? node.reads : node.writes;
         std::size_t& next = in ? next_in : next_out;
         if (next >= list.size()) { faults.push_back(fmt::format("{} {}: {} lacks its operand {}", block.name, pass, call_name(node), o.name)); break; }
-        const Value& v = block.values[index(list[next++])];
-        if (v.shape.elements() != o.shape.elements())
-          faults.push_back(fmt::format("{} {}: {} {} has {} elements, its value {} has {}", block.name, pass, call_name(node), o.name, o.shape.elements(), v.name, v.shape.elements()));
+        const Value& v = block.values[index(list[next])];
+        std::int64_t elements = v.shape.elements();
+        const auto whole = [&](std::size_t at) { return block.whole.empty() ? list[at] : block.whole[index(list[at])]; };
+        for (const std::size_t first = next++; next < list.size() && whole(first) != list[first] && whole(next) == whole(first); ++next) elements += block.values[index(list[next])].shape.elements();
+        if (elements != o.shape.elements())
+          faults.push_back(fmt::format("{} {}: {} {} has {} elements, its value {} has {}", block.name, pass, call_name(node), o.name, o.shape.elements(), v.name, elements));
       }
     }
     return written;
@@ -117,7 +149,9 @@ std::vector<std::string> verify(const Block& block) {
     entry[index(v)] = true;
   }
   for (const ValueId v : block.output_grads) if (v >= 0) entry[index(v)] = true;
-  const std::vector<bool> end = check(block.backward, entry, "backward");
+  std::vector<bool> end = check(block.backward, entry, "backward");
+  for (const ValueId v : block.put_off) if (!end[index(v)]) faults.push_back(fmt::format("{}: {} is put off, but never written", block.name, block.values[index(v)].name));
+  end = check(block.weight_backward, end, "weight backward");
   for (const auto* list : {&block.input_grads, &block.weight_grads})
     for (const ValueId v : *list) if (v >= 0 && !end[index(v)]) faults.push_back(fmt::format("{}: gradient {} is never written", block.name, block.values[index(v)].name));
   return faults;

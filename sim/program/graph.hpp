@@ -78,6 +78,7 @@ struct CommCall {
   std::int64_t rows = 0;        ///< dispatch/combine: token copies this rank sends (tokens x top-k)
   std::int64_t tokens = 0;      ///< dispatch/combine: tokens they come from
   std::int64_t experts = 0;     ///< dispatch/combine: experts routed over
+  bool beside_compute = false;  ///< dispatch/combine: the schedule lays another pass's compute beside it
   bool operator==(const CommCall&) const = default;
 };
 

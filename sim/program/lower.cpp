@@ -39,78 +39,18 @@ bool trains(const Graph& graph) {
   return std::any_of(graph.weights.begin(), graph.weights.end(), [](const Weight& w) { return w.trained; });
 }
 
-/// Appends the instances of one rank under 1F1B.
-class Scheduler {
- public:
-  Scheduler(Program& program, const Plan& plan) : p_(program), plan_(plan), slots_(static_cast<std::int32_t>(program.slots.size())) {}
-
-  void run() {
-    const std::int64_t m = plan_.micro_batches, p = plan_.parallelism.pp;
-    const std::int64_t warm = std::min<std::int64_t>(m, p - 1 - p_.stage);
-    for (std::int64_t j = 0; j < warm; ++j) forward(j);
-    for (std::int64_t j = warm; j < m; ++j) { forward(j); backward(j - warm); }
-    for (std::int64_t j = m - warm; j < m; ++j) backward(j);
-    add({.phase = Phase::optimizer, .after = {}});
+/// The slots and chunk ends as issuing sees them.
+Issuer issuer(const Program& p, const Plan& plan) {
+  std::vector<IssueSlot> slots;
+  for (const Slot& s : p.slots) {
+    const Block& b = p.blocks[index(s.block)];
+    slots.push_back({.gathers = s.sharding.gathered.value > 0, .reduces = s.sharding.dense_reduce.value + s.sharding.expert_reduce.value > 0,
+                     .backward = !b.backward.empty(), .weight_backward = !b.weight_backward.empty()});
   }
-
- private:
-  std::int32_t add(Instance i) {
-    p_.instances.push_back(std::move(i));
-    return static_cast<std::int32_t>(p_.instances.size() - 1);
-  }
-
-  bool gathers(std::int32_t slot) const { return p_.slots[index(slot)].sharding.gathered.value > 0; }
-
-  /// Issues the gather of `slot` if it is not there.
-  void gather(std::int32_t slot, std::int64_t j) {
-    if (slot < 0 || slot >= slots_ || !gathers(slot) || gathered_.count(slot)) return;
-    gathered_[slot] = add({.phase = Phase::gather, .slot = slot, .micro_batch = static_cast<std::int32_t>(j), .after = {}});
-  }
-  void release(std::int32_t slot, std::int64_t j, std::int32_t user) {
-    if (gathered_.erase(slot)) add({.phase = Phase::release, .slot = slot, .micro_batch = static_cast<std::int32_t>(j), .after = {user}});
-  }
-
-  void forward(std::int64_t j) {
-    std::int32_t before = -1;
-    if (p_.stage > 0) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .received = p_.stream + p_.carried, .after = {}});
-    for (std::int32_t s = 0; s < slots_; ++s) {
-      for (std::int32_t ahead = s; ahead <= s + plan_.prefetch; ++ahead) gather(ahead, j);
-      Instance i{.phase = Phase::forward, .slot = s, .micro_batch = static_cast<std::int32_t>(j), .after = {}};
-      if (before >= 0) i.after.push_back(before);
-      if (const auto it = gathered_.find(s); it != gathered_.end()) i.after.push_back(it->second);
-      before = add(std::move(i));
-      // The last slot's copy is kept: its backward pass comes next (FSDP2 does not reshard the last block either).
-      if (plan_.reshard_after_forward && (s + 1 < slots_ || p_.stage + 1 < plan_.parallelism.pp)) release(s, j, before);
-    }
-    if (p_.stage + 1 < plan_.parallelism.pp) add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .with_next = true, .sent = p_.leaving, .after = {before}});
-  }
-
-  void backward(std::int64_t j) {
-    std::int32_t before = -1;
-    if (p_.stage + 1 < plan_.parallelism.pp) before = add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .with_next = true, .received = p_.leaving, .after = {}});
-    for (std::int32_t s = slots_; s-- > 0;) {
-      if (p_.blocks[index(p_.slots[index(s)].block)].backward.empty()) continue;
-      for (std::int32_t ahead = s; ahead >= s - plan_.prefetch; --ahead) gather(ahead, j);
-      Instance i{.phase = Phase::backward, .slot = s, .micro_batch = static_cast<std::int32_t>(j), .after = {}};
-      if (before >= 0) i.after.push_back(before);
-      if (const auto it = gathered_.find(s); it != gathered_.end()) i.after.push_back(it->second);
-      before = add(std::move(i));
-      release(s, j, before);
-      const SlotSharding& sharding = p_.slots[index(s)].sharding;
-      if (sharding.dense_reduce.value + sharding.expert_reduce.value > 0)
-        add({.phase = Phase::reduce, .slot = s, .micro_batch = static_cast<std::int32_t>(j), .after = {before}});
-    }
-    std::vector<std::int32_t> rest;
-    for (const auto& [slot, at] : gathered_) rest.push_back(slot);
-    for (const std::int32_t slot : rest) release(slot, j, before);
-    if (p_.stage > 0 && before >= 0) add({.phase = Phase::send_receive, .micro_batch = static_cast<std::int32_t>(j), .sent = p_.stream + p_.carried, .after = {before}});
-  }
-
-  Program& p_;
-  const Plan& plan_;
-  std::int32_t slots_;
-  std::map<std::int32_t, std::int32_t> gathered_;
-};
+  std::vector<IssueChunk> chunks;
+  for (const ProgramChunk& c : p.chunks) chunks.push_back({c.first, c.end, c.receives ? c.stream + c.carried : Bytes{}, c.leaving});
+  return {plan, std::move(slots), std::move(chunks)};
+}
 
 }  // namespace
 
@@ -160,7 +100,8 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
 
 Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
-  return differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before);
+  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before, splits_backward(plan));
+  return plan.experts.chunks > 1 ? chunked_exchange(std::move(block), plan.experts.chunks) : block;
 }
 
 Block slot_weights(const Problem& problem, const Plan& plan, std::int32_t layer) {
@@ -179,45 +120,53 @@ StateBytes idle_state(const Problem& problem, const Plan& plan) {
   return state_bytes(block, problem, plan);
 }
 
+LayerRange chunk_layers(const Plan& plan, int stage, int chunk) {
+  const std::size_t at = static_cast<std::size_t>(chunk) * static_cast<std::size_t>(plan.parallelism.pp) + static_cast<std::size_t>(stage);
+  LayerRange out;
+  for (std::size_t i = 0; i < at; ++i) out.first += static_cast<std::int32_t>(plan.stage_layers[i]);
+  out.end = out.first + static_cast<std::int32_t>(plan.stage_layers[at]);
+  return out;
+}
+
 Program lower_unverified(const Problem& problem, const Plan& plan, int rank, double routed_scale) {
   if (rank < 0 || rank >= plan.parallelism.world())
     throw InputError("rank", fmt::format("{} is outside the plan's {} ranks", rank, plan.parallelism.world()));
   Program p;
   p.rank = rank;
   p.stage = rank / plan.parallelism.stage_ranks();
-  p.in_flight = in_flight(plan, p.stage);
   const ModelOutline model = outline(problem.model, problem.workload);
-  std::int32_t first = 0;
-  for (int i = 0; i < p.stage; ++i) first += static_cast<std::int32_t>(plan.stage_layers[static_cast<std::size_t>(i)]);
-  const std::int32_t end = first + static_cast<std::int32_t>(plan.stage_layers[static_cast<std::size_t>(p.stage)]);
-  std::vector<std::int32_t> layers;
-  if (p.stage == 0) layers.push_back(-1);
-  for (std::int32_t l = first; l < end; ++l) layers.push_back(l);
-  if (p.stage + 1 == plan.parallelism.pp) layers.push_back(static_cast<std::int32_t>(problem.model.layers.size()));
+  const auto model_layers = static_cast<std::int32_t>(problem.model.layers.size());
   std::map<std::string, std::int32_t> known;
-  for (const std::int32_t layer : layers) {
-    const bool inner = layer >= 0 && layer < static_cast<std::int32_t>(problem.model.layers.size());
-    const bool before = std::any_of(model.trained.begin(), model.trained.begin() + layer + 1, [](bool t) { return t; });
-    const std::string key = inner ? model.kinds[index(layer)] + (before ? "" : " (first trained)") : layer < 0 ? "embedding" : "head";
-    const auto [it, fresh] = known.try_emplace(key, static_cast<std::int32_t>(p.blocks.size()));
-    if (fresh) p.blocks.push_back(lower_slot(problem, plan, model, layer, routed_scale));
-    const Block& block = p.blocks[index(it->second)];
-    p.slots.push_back({.block = it->second, .layer = layer, .sharding = slot_sharding(block, problem, plan), .state = state_bytes(block, problem, plan)});
+  for (int c = 0; c < plan.virtual_stages; ++c) {
+    const LayerRange range = chunk_layers(plan, p.stage, c);
+    const bool begins = p.stage == 0 && c == 0, ends = range.end == model_layers;
+    ProgramChunk chunk{.first = static_cast<std::int32_t>(p.slots.size()), .receives = !begins};
+    for (std::int32_t layer = begins ? -1 : range.first; layer < range.end + (ends ? 1 : 0); ++layer) {
+      const bool inner = layer >= 0 && layer < model_layers;
+      const bool before = std::any_of(model.trained.begin(), model.trained.begin() + layer + 1, [](bool t) { return t; });
+      const std::string key = inner ? model.kinds[index(layer)] + (before ? "" : " (first trained)") : layer < 0 ? "embedding" : "head";
+      const auto [it, fresh] = known.try_emplace(key, static_cast<std::int32_t>(p.blocks.size()));
+      if (fresh) p.blocks.push_back(lower_slot(problem, plan, model, layer, routed_scale));
+      const Block& block = p.blocks[index(it->second)];
+      p.slots.push_back({.block = it->second, .layer = layer, .chunk = c, .sharding = slot_sharding(block, problem, plan), .state = state_bytes(block, problem, plan)});
+    }
+    chunk.end = static_cast<std::int32_t>(p.slots.size());
+    const Block &entrance = p.blocks[index(p.slots[index(chunk.first)].block)], &exit = p.blocks[index(p.slots.back().block)];
+    if (chunk.receives) {
+      for (std::size_t i = 0; i < entrance.inputs.size(); ++i) (i == 0 ? chunk.stream : chunk.carried) += entrance.values[index(entrance.inputs[i])].bytes();
+    } else if (!exit.outputs.empty()) {
+      chunk.stream = exit.values[index(exit.outputs.front())].bytes();
+    }
+    if (!ends) {
+      const Graph next = compose_slot(problem, plan, range.end, 1.0);
+      for (const ValueId in : next.inputs) chunk.leaving += next.values[index(in)].bytes();
+    }
+    p.chunks.push_back(chunk);
   }
   if (p.stage == 0) p.resident = idle_state(problem, plan);
-  if (p.stage > 0) {
-    const Block& entrance = p.blocks[index(p.slots.front().block)];
-    for (std::size_t i = 0; i < entrance.inputs.size(); ++i)
-      (i == 0 ? p.stream : p.carried) += entrance.values[index(entrance.inputs[i])].bytes();
-  } else {
-    const Block& exit = p.blocks[index(p.slots.back().block)];
-    if (!exit.outputs.empty()) p.stream = exit.values[index(exit.outputs.front())].bytes();
-  }
-  if (p.stage + 1 < plan.parallelism.pp) {
-    const Graph next = compose_slot(problem, plan, end, 1.0);
-    for (const ValueId in : next.inputs) p.leaving += next.values[index(in)].bytes();
-  }
-  Scheduler(p, plan).run();
+  Issuer issue = issuer(p, plan);
+  for (const Turn& turn : turns(plan, p.stage)) issue.issue(turn, p.instances);
+  p.instances.push_back({.phase = Phase::optimizer});
   return p;
 }
 
@@ -236,11 +185,12 @@ std::vector<std::string> verify_exchange(const std::vector<Program>& stages) {
       if (i.phase == Phase::send_receive && i.with_next == with_next && (i.*direction).value > 0) out.emplace_back(i.micro_batch, (i.*direction).value);
     return out;
   };
-  for (std::size_t s = 0; s + 1 < stages.size(); ++s) {
-    if (messages(stages[s], true, &Instance::sent) != messages(stages[s + 1], false, &Instance::received))
-      faults.push_back(fmt::format("what stage {} sends is not what stage {} receives", s, s + 1));
-    if (messages(stages[s + 1], false, &Instance::sent) != messages(stages[s], true, &Instance::received))
-      faults.push_back(fmt::format("what stage {} sends back is not what stage {} receives", s + 1, s));
+  for (std::size_t s = 0; s < stages.size() && stages.size() > 1; ++s) {
+    const std::size_t next = (s + 1) % stages.size();
+    if (messages(stages[s], true, &Instance::sent) != messages(stages[next], false, &Instance::received))
+      faults.push_back(fmt::format("what stage {} sends is not what stage {} receives", s, next));
+    if (messages(stages[next], false, &Instance::sent) != messages(stages[s], true, &Instance::received))
+      faults.push_back(fmt::format("what stage {} sends back is not what stage {} receives", next, s));
   }
   return faults;
 }
@@ -250,12 +200,19 @@ std::vector<std::string> verify(const Program& program) {
   for (const Block& b : program.blocks)
     for (std::string& fault : verify(b)) faults.push_back(std::move(fault));
   std::map<std::int32_t, bool> gathered;
-  std::map<std::pair<std::int32_t, std::int32_t>, bool> open;  // (slot, micro-batch) between forward and backward
+  std::map<std::pair<std::int32_t, std::int32_t>, bool> open, put_off;  // (slot, micro-batch) between forward and backward, backward and weights
+  const auto use = [&](std::int32_t slot) {
+    if (program.slots[index(slot)].sharding.gathered.value > 0 && !gathered[slot]) faults.push_back(fmt::format("slot {} runs without its weights", slot));
+  };
+  const auto close = [&](std::int32_t slot, std::int32_t j) {
+    if (!open[{slot, j}]) faults.push_back(fmt::format("slot {} runs backward before forward of micro-batch {}", slot, j));
+    open[{slot, j}] = false;
+    put_off[{slot, j}] = !program.blocks[index(program.slots[index(slot)].block)].weight_backward.empty();
+  };
   for (std::size_t i = 0; i < program.instances.size(); ++i) {
     const Instance& x = program.instances[i];
     for (const std::int32_t a : x.after) if (a < 0 || index(a) >= i) faults.push_back(fmt::format("instance {} waits for {}, which does not come before it", i, a));
     if (x.slot < 0) continue;
-    const bool needs = program.slots[index(x.slot)].sharding.gathered.value > 0;
     switch (x.phase) {
       case Phase::gather:
         if (gathered[x.slot]) faults.push_back(fmt::format("slot {} is gathered twice", x.slot));
@@ -263,14 +220,27 @@ std::vector<std::string> verify(const Program& program) {
         break;
       case Phase::release: gathered[x.slot] = false; break;
       case Phase::forward:
+        use(x.slot);
+        open[{x.slot, x.micro_batch}] = true;
+        break;
       case Phase::backward:
-        if (needs && !gathered[x.slot]) faults.push_back(fmt::format("slot {} runs without its weights", x.slot));
-        if (x.phase == Phase::backward && !open[{x.slot, x.micro_batch}]) faults.push_back(fmt::format("slot {} runs backward before forward of micro-batch {}", x.slot, x.micro_batch));
-        open[{x.slot, x.micro_batch}] = x.phase == Phase::forward;
+        use(x.slot);
+        close(x.slot, x.micro_batch);
+        break;
+      case Phase::forward_backward:
+        use(x.slot);
+        use(x.forward_slot);
+        close(x.slot, x.micro_batch);
+        open[{x.forward_slot, x.forward_micro_batch}] = true;
+        break;
+      case Phase::weight_backward:
+        if (!put_off[{x.slot, x.micro_batch}]) faults.push_back(fmt::format("slot {} makes weight gradients of micro-batch {} before its backward pass", x.slot, x.micro_batch));
+        put_off[{x.slot, x.micro_batch}] = false;
         break;
       default: break;
     }
   }
+  for (const auto& [key, still] : put_off) if (still) faults.push_back(fmt::format("slot {} never makes its weight gradients of micro-batch {}", key.first, key.second));
   for (const auto& [slot, there] : gathered) if (there) faults.push_back(fmt::format("slot {} is never released", slot));
   return faults;
 }

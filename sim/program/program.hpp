@@ -9,27 +9,9 @@
 
 #include "sim/program/block.hpp"
 #include "sim/program/builder.hpp"
+#include "sim/program/issue.hpp"
 
 namespace moeplan {
-
-enum class Phase : std::uint8_t { gather, release, forward, backward, reduce, send_receive, optimizer };
-template <>
-struct EnumNames<Phase> {
-  static constexpr std::array names{std::pair{Phase::gather, std::string_view("gather")}, std::pair{Phase::release, std::string_view("release")},
-                                    std::pair{Phase::forward, std::string_view("forward")}, std::pair{Phase::backward, std::string_view("backward")},
-                                    std::pair{Phase::reduce, std::string_view("reduce")}, std::pair{Phase::send_receive, std::string_view("send_receive")},
-                                    std::pair{Phase::optimizer, std::string_view("optimizer")}};
-};
-
-/// One thing the rank does. Lane order is list order; `after` names earlier instances of other lanes that must have ended.
-struct Instance {
-  Phase phase = Phase::forward;
-  std::int32_t slot = -1;          ///< index into Program::slots; -1 for the optimizer and the pipeline exchange
-  std::int32_t micro_batch = -1;
-  bool with_next = false;          ///< send_receive: the partner is the next stage, otherwise the one before
-  Bytes sent{}, received{};        ///< send_receive: activations or their gradients to and from the neighbour stages
-  std::vector<std::int32_t> after;
-};
 
 /// What FSDP does for one slot: bytes gathered before use and gradients reduced after the backward pass.
 struct SlotSharding {
@@ -50,8 +32,18 @@ struct StateBytes {
 struct Slot {
   std::int32_t block = 0;          ///< index into Program::blocks
   std::int32_t layer = -1;         ///< decoder layer; -1 embedding, layers() head
+  std::int32_t chunk = 0;          ///< index into Program::chunks
   SlotSharding sharding;
   StateBytes state;
+};
+
+/// Slots [first, end) of one virtual stage and what crosses its ends, per micro-batch.
+struct ProgramChunk {
+  std::int32_t first = 0, end = 0;
+  Bytes stream{};                  ///< x at the entrance (at the exit of the model's first virtual stage)
+  Bytes carried{};                 ///< values received besides x that later slots read (stored residual blocks, shared indices)
+  Bytes leaving{};                 ///< x and carried values that cross to the next virtual stage
+  bool receives = false;           ///< another virtual stage comes before it
 };
 
 struct Program {
@@ -60,10 +52,7 @@ struct Program {
   std::vector<Slot> slots;
   std::vector<Instance> instances;
   StateBytes resident;             ///< idle weights (vision tower)
-  Bytes stream{};                  ///< x of one micro-batch at the stage's entrance
-  Bytes leaving{};                 ///< x and carried values that cross to the next stage, per micro-batch
-  Bytes carried{};                 ///< per micro-batch: values received besides x that later slots read (stored residual blocks, shared indices)
-  std::int64_t in_flight = 1;      ///< most micro-batches between forward and backward
+  std::vector<ProgramChunk> chunks;   ///< virtual stages of this rank, in model order
 };
 
 /// Everything about a model that lowering asks for, composed once: which layer kinds there are and what crosses stages.
@@ -88,6 +77,12 @@ struct ModelOutline {
 /// Resident weights that no block runs.
 [[nodiscard]] StateBytes idle_state(const Problem& problem, const Plan& plan);
 
+/// Layers [first, end) of chunk `chunk` of a stage.
+struct LayerRange {
+  std::int32_t first = 0, end = 0;
+};
+[[nodiscard]] LayerRange chunk_layers(const Plan& plan, int stage, int chunk);
+
 /// Micro-batches between forward and backward on a stage under 1F1B: min(m, p - stage).
 [[nodiscard]] std::int64_t in_flight(const Plan& plan, int stage);
 
@@ -98,7 +93,8 @@ struct ModelOutline {
 /// Same without the check, for those who want the faults.
 [[nodiscard]] Program lower_unverified(const Problem& problem, const Plan& plan, int rank, double routed_scale = 1.0);
 
-/// Sends that no stage receives as sent, between neighbouring stages of one pipeline (one program a stage, in order).
+/// Sends that no stage receives as sent, between neighbouring stages of one pipeline (one program a stage, in order), the last
+/// one and the first included where chunks wrap around.
 [[nodiscard]] std::vector<std::string> verify_exchange(const std::vector<Program>& stages);
 
 /// Faults of a program: those of its blocks, instances that use what has not happened, gathers without release. Empty when sound.

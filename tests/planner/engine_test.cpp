@@ -9,7 +9,7 @@
 #include "planner/space.hpp"
 #include "sim/engine/costs.hpp"
 #include "sim/engine/engine.hpp"
-#include "sim/engine/memory_timeline.hpp"
+#include "sim/engine/memory_snapshot.hpp"
 
 namespace moeplan {
 namespace {

@@ -75,8 +75,8 @@ TEST(Lower, EveryStageOfAPipelineIsSound) {
 TEST(Lower, StoredResidualBlocksCrossStages) {
   const Problem p = problem_of(MOEPLAN_SOURCE "/configs/models/kimi/kimi-k3.json");
   const Program program = lower(p, plan_of(p, {.pp = 4, .ep = 8, .dp_shard = 8}, Recompute::full, 8), 8);
-  EXPECT_EQ(program.stream.value, 2 * 4096 * 7168);
-  EXPECT_EQ(program.carried.value, 2 * program.stream.value);
+  EXPECT_EQ(program.chunks.front().stream.value, 2 * 4096 * 7168);
+  EXPECT_EQ(program.chunks.front().carried.value, 2 * program.chunks.front().stream.value);
 }
 
 // With adapters alone nothing before the first adapted layer needs a gradient: the embedding has no backward pass.

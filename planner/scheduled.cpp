@@ -1,0 +1,343 @@
+#include "planner/scheduled.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+
+#include "sim/cost/groups.hpp"
+#include "sim/memory/memory.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+/// One slot as timing sees it, seconds.
+struct SlotTime {
+  const Block* block = nullptr;
+  BlockTime time;
+  double gather = 0, reduce = 0;
+};
+
+/// One load level of one stage.
+class StageClock {
+ public:
+  StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price)
+      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price) {}
+
+  const TurnTime& time(const Turn& t) {
+    const auto [it, fresh] = known_.try_emplace({t.kind, t.chunk, t.forward_chunk, issuer_.gathered()});
+    if (fresh) {
+      std::vector<Instance> list;
+      issuer_.issue(t, list);
+      it->second = {walk(list), issuer_.gathered()};
+    }
+    issuer_.set_gathered(it->second.second);
+    return it->second.first;
+  }
+
+ private:
+  const PassTime& pair(std::int32_t f, std::int32_t b) {
+    const Block *forward = slots_[index(f)].block, *backward = slots_[index(b)].block;
+    const auto [it, fresh] = pairs_.try_emplace({forward, backward});
+    if (fresh) it->second = block_time(side_by_side(*forward, *backward), price_).forward;
+    return it->second;
+  }
+
+  TurnTime walk(const std::vector<Instance>& list) {
+    return turn_time(
+        list,
+        [&](const Instance& x) {
+          const BlockTime& t = slots_[index(x.slot)].time;
+          return x.phase == Phase::forward_backward ? pair(x.forward_slot, x.slot) : x.phase == Phase::forward ? t.forward : x.phase == Phase::backward ? t.backward : t.weight_backward;
+        },
+        [&](std::int32_t s) { return slots_[index(s)].gather; }, [&](std::int32_t s) { return slots_[index(s)].reduce; });
+  }
+
+  std::vector<SlotTime> slots_;
+  Issuer issuer_;
+  const PriceCall& price_;
+  std::map<std::tuple<Turn::Kind, std::int32_t, std::int32_t, std::vector<bool>>, std::pair<TurnTime, std::vector<bool>>> known_;
+  std::map<std::pair<const Block*, const Block*>, PassTime> pairs_;
+};
+
+/// A layer kind lowered at the loads that time and memory ask for.
+struct LoweredKind {
+  Block time50, time95;
+  BlockMemory memory50, memory95;
+  Block buffers50, buffers95;          ///< of the memory
+  std::array<Bytes, kMemoryCategories> kept{}, put_off{};   ///< at the balanced load
+};
+
+class Scheduled {
+ public:
+  Scheduled(const ScheduledContext& c, const Plan& plan) : c_(c), plan_(plan), band_(c.load.stage(plan.parallelism.ep, 0, layers())) {
+    price50_ = [this](const BlockNode& n) { return price(n, band_.p50.step); };
+    price95_ = [this](const BlockNode& n) { return price(n, band_.p95.step); };
+  }
+
+  void apply(Forecast& out) {
+    const int p = plan_.parallelism.pp;
+    std::vector<std::vector<Turn>> order;
+    std::vector<StageClock> at50, at95;
+    std::vector<double> busy(static_cast<std::size_t>(p), 0), blocks = busy, exposed = busy, optimizer = busy;
+    Bytes crossing{};
+    for (int stage = 0; stage < p; ++stage) {
+      order.push_back(turns(plan_, stage));
+      const Stage s = lower_stage(stage);
+      for (const IssueChunk& chunk : s.chunks) crossing = std::max(crossing, chunk.entering);
+      at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_);
+      at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_);
+      take_memory(s, stage, out);
+      op::AdamW adam{};
+      adam.elements = s.memory50.state.trained_elements;
+      if (adam.elements > 0) optimizer[static_cast<std::size_t>(stage)] = c_.prices.price(OpCall{adam, Pass::forward, {}}).median.value;
+    }
+    const double exchange = collective(Collective::send_receive, Group::pipeline, crossing);
+    const double tail = *std::max_element(optimizer.begin(), optimizer.end());
+    const double step = turns_seconds(order, plan_.virtual_stages, exchange, [&](std::size_t s, std::size_t k) -> const TurnTime& {
+      const TurnTime& t = at50[s].time(order[s][k]);
+      busy[s] += t.duration, blocks[s] += t.blocks, exposed[s] += t.exposed;
+      return t;
+    });
+    const double step95 = turns_seconds(order, plan_.virtual_stages, exchange, [&](std::size_t s, std::size_t k) -> const TurnTime& { return at95[s].time(order[s][k]); });
+    out.step = {step + tail};
+    out.step_p95 = {step95 + tail};
+    const auto pace = static_cast<std::size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
+    put_times(out, static_cast<int>(pace), blocks[pace], exposed[pace], busy[pace], exchange, step, tail);
+  }
+
+ private:
+  struct Stage {
+    std::vector<SlotTime> time50, time95;
+    std::vector<IssueSlot> issue;
+    std::vector<IssueChunk> chunks;
+    ListMemory memory50, memory95;
+    std::vector<const LoweredKind*> kinds;
+  };
+
+  [[nodiscard]] std::int64_t layers() const { return static_cast<std::int64_t>(c_.problem.model.layers.size()); }
+
+  [[nodiscard]] Estimate price(const BlockNode& node, double skew) const {
+    if (const OpCall* op = std::get_if<OpCall>(&node.call)) return c_.prices.price(*op);
+    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return c_.links.price(*comm, group_shape(comm->group, plan_.parallelism), skew);
+    return c_.links.host_wait(group_shape(Group::expert, plan_.parallelism));
+  }
+  [[nodiscard]] double collective(Collective what, Group group, Bytes payload) const {
+    const GroupShape where = group_shape(group, plan_.parallelism);
+    if (where.size <= 1 || payload.value <= 0) return 0;
+    return c_.links.price(CommCall{.collective = what, .group = group, .payload = payload}, where, 1.0).median.value;
+  }
+
+  const LoweredKind& kind(std::int32_t layer) {
+    bool before = false;
+    for (std::int32_t l = -1; l < layer; ++l) before = before || c_.outline.trained[index(l + 1)];
+    const std::string name = (layer < 0 ? "embedding" : layer == layers() ? "head" : c_.outline.kinds[index(layer)]) + (before ? "" : " (first trained)");
+    std::unique_ptr<LoweredKind>& k = kinds_[name];
+    if (k) return *k;
+    k = std::make_unique<LoweredKind>();
+    const auto lowered = [&](double scale) { return lower_slot(c_.problem, plan_, c_.outline, layer, scale); };
+    k->time50 = lowered(band_.p50.step);
+    k->time95 = lowered(band_.p95.step);
+    k->buffers50 = lowered(band_.p50.buffer);
+    k->buffers95 = lowered(band_.p95.buffer);
+    k->memory50 = block_memory(k->buffers50);
+    k->memory95 = block_memory(k->buffers95);
+    const BlockMemory balanced = block_memory(lowered(1.0));
+    k->kept = balanced.kept;
+    k->put_off = balanced.put_off;
+    return *k;
+  }
+
+  /// What is kept grows linearly with the rows of the hottest rank.
+  [[nodiscard]] std::array<Bytes, kMemoryCategories> grown(const std::array<Bytes, kMemoryCategories>& one, const std::array<Bytes, kMemoryCategories>& more, double factor) const {
+    std::array<Bytes, kMemoryCategories> out = one;
+    if (band_.p95.buffer > 1)
+      for (std::size_t i = 0; i < out.size(); ++i) out[i].value += std::llround(static_cast<double>(more[i].value - one[i].value) * (factor - 1) / (band_.p95.buffer - 1));
+    return out;
+  }
+
+  Stage lower_stage(int stage) {
+    Stage s;
+    const int p = plan_.parallelism.pp;
+    if (stage == 0) s.memory50.state = s.memory95.state = idle_state(c_.problem, plan_);
+    for (int c = 0; c < plan_.virtual_stages; ++c) {
+      const LayerRange range = chunk_layers(plan_, stage, c);
+      const bool begins = stage == 0 && c == 0, ends = stage + 1 == p && c + 1 == plan_.virtual_stages;
+      const FactorBand load = c_.load.stage(plan_.parallelism.ep, range.first, range.end);
+      IssueChunk chunk{.first = static_cast<std::int32_t>(s.issue.size())};
+      ChunkMemory held{.first = chunk.first, .ends_model = ends};
+      for (std::int32_t layer = begins ? -1 : range.first; layer < range.end + (ends ? 1 : 0); ++layer) add_slot(s, layer, c, load);
+      chunk.end = held.end = static_cast<std::int32_t>(s.issue.size());
+      const Block& entrance = *s.time50[index(chunk.first)].block;
+      for (std::size_t i = 0; i < entrance.inputs.size() && !begins; ++i) {
+        const Bytes b = entrance.values[index(entrance.inputs[i])].bytes();
+        chunk.entering += b;
+        if (i > 0) held.carried += b;
+      }
+      if (!ends) chunk.leaving = {1};   // what leaves is what enters the next virtual stage; here only that it does
+      s.chunks.push_back(chunk);
+      s.memory50.chunks.push_back(held);
+      s.memory95.chunks.push_back(held);
+    }
+    return s;
+  }
+
+  void add_slot(Stage& s, std::int32_t layer, int chunk, const FactorBand& load) {
+    const LoweredKind& k = kind(layer);
+    const SlotSharding cut = slot_sharding(k.time50, c_.problem, plan_);
+    const StateBytes state = state_bytes(k.time50, c_.problem, plan_);
+    const Parallelism& par = plan_.parallelism;
+    const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
+    const double gather = collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather);
+    const double reduce = collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
+                          collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
+                          collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
+                          collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
+    s.kinds.push_back(&k);
+    s.time50.push_back({&k.time50, block_time(k.time50, price50_), gather, reduce});
+    s.time95.push_back({&k.time95, block_time(k.time95, price95_), gather, reduce});
+    s.issue.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.dense_reduce.value + cut.expert_reduce.value > 0, .backward = !k.time50.backward.empty(),
+                       .weight_backward = !k.time50.weight_backward.empty()});
+    SlotMemory m50 = with_passes(slot_memory(k.time50, cut), k.memory50), m95 = with_passes(slot_memory(k.time95, cut), k.memory95);
+    m50.chunk = m95.chunk = chunk;
+    m50.kept = grown(k.kept, k.memory95.kept, load.p50.saved);
+    m95.kept = grown(k.kept, k.memory95.kept, load.p95.saved);
+    m50.put_off = grown(k.put_off, k.memory95.put_off, load.p50.saved);
+    m95.put_off = grown(k.put_off, k.memory95.put_off, load.p95.saved);
+    s.memory50.slots.push_back(std::move(m50));
+    s.memory95.slots.push_back(std::move(m95));
+    s.memory50.state += state;
+    s.memory95.state += state;
+  }
+
+  void take_memory(Stage s, int stage, Forecast& out) {
+    // After the warm-up, of less than two rounds of the pipeline, every round of p micro-batches holds what the one before held.
+    Plan few = plan_;
+    few.micro_batches = std::min<std::int64_t>(plan_.micro_batches, 4 * plan_.parallelism.pp);
+    std::vector<Instance> list;
+    Issuer issuer(few, s.issue, s.chunks);
+    for (const Turn& t : turns(few, stage)) issuer.issue(t, list);
+    const auto peak = [&](ListMemory& memory, Block LoweredKind::*buffers) {
+      memory.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& { return pairs_.of(s.kinds[index(f)]->*buffers, s.kinds[index(b)]->*buffers); };
+      return list_memory(list, memory, c_.problem.runtime, plan_.parallelism);
+    };
+    const MemoryBreakdown p50 = peak(s.memory50, &LoweredKind::buffers50), p95 = peak(s.memory95, &LoweredKind::buffers95);
+    if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
+    if (stage == 0 || p95.peak() > out.memory_p95.peak()) {
+      out.memory_p95 = p95;
+      out.worst_stage = stage;
+    }
+  }
+
+  void put_times(Forecast& out, int stage, double blocks, double exposed, double busy, double exchange, double step, double tail) {
+    double forward = 0, backward = 0, recompute = 0;
+    const Stage s = lower_stage(stage);
+    for (const SlotTime& t : s.time50) {
+      forward += t.time.forward.compute.value;
+      backward += t.time.backward.compute.value + t.time.weight_backward.compute.value;
+      recompute += t.time.backward.recompute.value;
+    }
+    const double m = static_cast<double>(plan_.micro_batches), rest = std::max(0.0, step - busy);
+    const double exchanged = plan_.parallelism.pp > 1 ? std::min(2 * exchange * (plan_.parallelism.pp * plan_.virtual_stages - 1), rest) : 0;
+    const auto put = [&](TimeCategory c, double v) { out.time[static_cast<std::size_t>(c)] = {v}; };
+    put(TimeCategory::forward, m * forward);
+    put(TimeCategory::backward, m * backward);
+    put(TimeCategory::recompute, m * recompute);
+    put(TimeCategory::expert_communication, exposed);
+    put(TimeCategory::weight_communication, busy - blocks);
+    put(TimeCategory::pipeline_exchange, exchanged);
+    put(TimeCategory::pipeline_bubble, rest - exchanged);
+    put(TimeCategory::optimizer, tail);
+  }
+
+  const ScheduledContext& c_;
+  const Plan& plan_;
+  FactorBand band_;
+  PriceCall price50_, price95_;
+  std::map<std::string, std::unique_ptr<LoweredKind>> kinds_;
+  PairMemory pairs_;
+};
+
+}  // namespace
+
+TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t)>& gather,
+                   const std::function<double(std::int32_t)>& reduce) {
+  TurnTime out;
+  double main = 0, lane = 0, reduced = 0;
+  std::vector<double> done(issued.size(), 0);
+  for (std::size_t i = 0; i < issued.size(); ++i) {
+    const Instance& x = issued[i];
+    double ready = 0;
+    for (const std::int32_t a : x.after) ready = std::max(ready, done[index(a)]);
+    switch (x.phase) {
+      case Phase::gather:
+        if (const double g = gather(x.slot); g > 0) done[i] = lane = std::max(lane, main) + g;
+        break;
+      case Phase::reduce:
+        if (const double r = reduce(x.slot); r > 0) done[i] = lane = reduced = std::max(lane, ready) + r;
+        break;
+      case Phase::forward: case Phase::backward: case Phase::weight_backward: case Phase::forward_backward: {
+        const PassTime took = pass(x);
+        done[i] = main = std::max(main, ready) + took.total.value;
+        out.blocks += took.total.value;
+        out.exposed += took.exposed.value;
+        break;
+      }
+      case Phase::send_receive:
+        if (x.sent.value > 0 && x.with_next) out.forward_done = ready;
+        if (x.sent.value > 0 && !x.with_next) out.backward_done = std::max(ready, reduced);
+        break;
+      default: break;
+    }
+  }
+  out.duration = std::max(main, lane);
+  return out;
+}
+
+double turns_seconds(const std::vector<std::vector<Turn>>& stages, int chunks, double exchange, const std::function<const TurnTime&(std::size_t, std::size_t)>& time) {
+  const std::size_t p = stages.size(), v = static_cast<std::size_t>(chunks);
+  std::int32_t m = 0;
+  for (const Turn& t : stages[0]) m = std::max({m, t.micro_batch + 1, t.forward_micro_batch + 1});
+  const auto at = [&](std::size_t virtual_stage, std::int32_t j) { return virtual_stage * static_cast<std::size_t>(m) + index(j); };
+  std::vector<double> forward(p * v * static_cast<std::size_t>(m), -1), backward = forward, now(p, 0);
+  std::vector<std::size_t> next(p, 0);
+  const auto sent = [&](const std::vector<double>& done, std::size_t virtual_stage, std::int32_t j) { return done[at(virtual_stage, j)] < 0 ? -1 : done[at(virtual_stage, j)] + exchange; };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t s = 0; s < p; ++s) {
+      for (; next[s] < stages[s].size(); ++next[s]) {
+        const Turn& t = stages[s][next[s]];
+        const bool both = t.kind == Turn::Kind::both, goes_forward = both || t.kind == Turn::Kind::forward, goes_back = both || t.kind == Turn::Kind::backward;
+        const std::size_t f = index(both ? t.forward_chunk : t.chunk) * p + s, b = index(t.chunk) * p + s;
+        const std::int32_t fj = both ? t.forward_micro_batch : t.micro_batch;
+        double ready = now[s];
+        if (goes_forward && f > 0) {
+          const double there = sent(forward, f - 1, fj);
+          if (there < 0) break;
+          ready = std::max(ready, there);
+        }
+        if (goes_back && b + 1 < p * v) {
+          const double there = sent(backward, b + 1, t.micro_batch);
+          if (there < 0) break;
+          ready = std::max(ready, there);
+        }
+        const TurnTime& took = time(s, next[s]);
+        if (goes_forward) forward[at(f, fj)] = ready + took.forward_done;
+        if (goes_back) backward[at(b, t.micro_batch)] = ready + took.backward_done;
+        now[s] = ready + took.duration;
+        moved = true;
+      }
+    }
+  }
+  for (std::size_t s = 0; s < p; ++s)
+    if (next[s] < stages[s].size()) throw std::logic_error("stage " + std::to_string(s) + " waits in its turn " + std::to_string(next[s]) + " for a message that never comes");
+  return *std::max_element(now.begin(), now.end());
+}
+
+void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out) { Scheduled(context, plan).apply(out); }
+
+}  // namespace moeplan

@@ -1,0 +1,45 @@
+#pragma once
+/// Closed form of the schedules other than plain 1F1B: each distinct turn is timed once by walking what it issues over the compute
+/// and the data lane, then the turns of all stages are played against each other's messages. Peak memory by walking the issued
+/// instances. `pipeline_seconds` and `stage_memory` are the same for 1F1B without the walk; a test holds them equal.
+
+#include "core/spec/forecast.hpp"
+#include "planner/load_factors.hpp"
+#include "sim/cost/block_time.hpp"
+#include "sim/cost/collectives.hpp"
+#include "sim/cost/price.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan {
+
+/// One turn, alone: seconds from its start, when its messages are there.
+struct TurnTime {
+  double duration = 0;        ///< until the next turn may start
+  double forward_done = 0, backward_done = 0;   ///< when its messages leave
+  double exposed = 0;         ///< exchanges inside blocks that nothing hides
+  double blocks = 0;          ///< time of blocks; the rest of the duration waits for weights
+};
+
+/// Walks what one turn issues over the compute and the data lane. `pass` gives the time of a pass of blocks, `gather` and `reduce` the
+/// seconds of a slot's collectives.
+[[nodiscard]] TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t slot)>& gather,
+                                 const std::function<double(std::int32_t slot)>& reduce);
+
+/// Step time from every stage's turns. `time(stage, position)` is asked once per turn, in order within a stage. `exchange`: of one
+/// message. The orders fit each other (throws std::logic_error if a stage waits for what never comes).
+[[nodiscard]] double turns_seconds(const std::vector<std::vector<Turn>>& stages, int chunks, double exchange,
+                                   const std::function<const TurnTime&(std::size_t stage, std::size_t position)>& time);
+
+/// What the planner knows of a problem before it looks at plans.
+struct ScheduledContext {
+  const Problem& problem;
+  const ModelOutline& outline;
+  const Prices& prices;
+  const Links& links;
+  const LoadFactors& load;
+};
+
+/// Replaces what depends on the schedule in `out`, the forecast of the same plan under 1F1B: step, memory, time by category.
+void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out);
+
+}  // namespace moeplan
