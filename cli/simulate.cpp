@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "cli/forecast_text.hpp"
+#include "cli/load_report.hpp"
+#include "cli/output_files.hpp"
 #include "cli/table.hpp"
 #include "core/write.hpp"
 #include "planner/load_factors.hpp"
@@ -13,7 +15,7 @@
 #include "sim/engine/costs.hpp"
 #include "sim/engine/gantt.hpp"
 #include "sim/engine/idle.hpp"
-#include "sim/engine/memory_timeline.hpp"
+#include "sim/engine/memory_snapshot.hpp"
 #include "sim/engine/trace.hpp"
 
 namespace moeplan::cli {
@@ -22,6 +24,7 @@ namespace {
 struct Options {
   std::string plan, trace, memory_timeline, timeline;
   bool no_contention = false, steps_only = false;
+  LoadOptions load;
 };
 
 /// A played plan with what its reports need.
@@ -106,20 +109,33 @@ std::string report_text(const Context& context, const LoadedPlan& loaded, const 
 }
 
 Output run(const Context& context, const Options& options) {
-  const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+  LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+  OutputFiles files({options.trace, options.memory_timeline, options.timeline});
+  const std::optional<LoadDraws> draws = drawn_loads(context, loaded.problem, loaded.plan, options.load);
   const Simulation s = simulate(loaded, options);
   const StepTimeline t = timeline(s.job, s.played);
   const std::vector<MemoryTimeline> memory = memory_of(s, loaded);
   const Forecast f = forecast(loaded.problem, loaded.plan);
   Output out;
   const auto write = [&](const std::string& file, const std::string& text, const char* what) {
-    write_text_file(file, text);
+    files.write(file, text);
     out.notes.push_back(fmt::format("{}: {}", file, what));
   };
   if (!options.trace.empty()) write(options.trace, chrome_trace(t, {.only_rank = {}, .parts = !options.steps_only}), "trace, opens in ui.perfetto.dev");
-  if (!options.memory_timeline.empty()) write(options.memory_timeline, memory_snapshot(memory), "memory timeline");
+  if (!options.memory_timeline.empty()) {
+    const bool pickle = options.memory_timeline.ends_with(".pickle") || options.memory_timeline.ends_with(".pkl");
+    write(options.memory_timeline, pickle ? memory_snapshot_pickle(memory) : memory_snapshot(memory), pickle ? "memory timeline, opens in pytorch.org/memory_viz" : "memory timeline");
+  }
   if (!options.timeline.empty()) write(options.timeline, to_json(t).dump() + "\n", "timeline");
-  out.text = context.json ? report_json(s, f, memory).dump(2) + "\n" : report_text(context, loaded, s, f, t, memory);
+  files.done();
+  if (context.json) {
+    Json report = report_json(s, f, memory);
+    if (draws) report["load"] = load_json_report(*draws, options.load);
+    out.text = report.dump(2) + "\n";
+    return out;
+  }
+  out.text = report_text(context, loaded, s, f, t, memory);
+  if (draws) out.text += "\n" + load_text(context, loaded.problem, *draws, options.load);
   return out;
 }
 
@@ -132,9 +148,10 @@ Command simulate_command(CLI::App& program) {
   app->add_option("PLAN", options->plan, "a plan file, as `moeplan plan ... -o` writes it")->required();
   app->add_option("--trace", options->trace, "write a Chrome trace (Perfetto, Holistic Trace Analysis)");
   app->add_flag("--trace-blocks", options->steps_only, "in the trace, one event per stretch of a block instead of one per operator call");
-  app->add_option("--memory-timeline", options->memory_timeline, "write allocations and frees in the shape of PyTorch's memory snapshot");
+  app->add_option("--memory-timeline", options->memory_timeline, "write allocations and frees in the shape of PyTorch's memory snapshot: JSON, or for a name in .pickle what memory_viz reads");
   app->add_option("--timeline", options->timeline, "write the timeline as moeplan's own JSON");
   app->add_flag("--no-contention", options->no_contention, "every transfer has its links to itself, as the planner assumes");
+  add_load_options(*app, options->load);
   return {app, [options](const Context& context) { return run(context, *options); }};
 }
 
