@@ -37,7 +37,7 @@ Json plan_json(const RankedPlan& ranked) {
               {"stage_layers", plan.stage_layers},
               {"schedule", std::string(name_of(plan.schedule))},
               {"virtual_stages", plan.virtual_stages},
-              {"exchange_chunks", plan.experts.chunks},
+              {"expert_chunks", plan.experts.chunks},
               {"recompute", std::string(name_of(plan.recompute))},
               {"reshard_after_forward", plan.reshard_after_forward},
               {"offload", std::string(name_of(plan.offload))},
