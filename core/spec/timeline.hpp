@@ -41,12 +41,12 @@ inline constexpr std::size_t kActivities = EnumNames<Activity>::names.size();
 struct TimelineCall {
   std::string collective;             ///< "all_gather", "dispatch", ...
   std::string group;                  ///< "data_shard", "expert", ...
-  std::int64_t group_size = 1;
+  std::int64_t group_size = 1, group_stride = 1;   ///< members are this many ranks apart
   std::int64_t in_bytes = 0, out_bytes = 0;
   bool operator==(const TimelineCall&) const = default;
   static constexpr auto fields() {
     return std::make_tuple(field("collective", &TimelineCall::collective).required(), field("group", &TimelineCall::group).required(),
-                           field("group_size", &TimelineCall::group_size).at_least(1), field("in_bytes", &TimelineCall::in_bytes, "of one rank").at_least(0),
+                           field("group_size", &TimelineCall::group_size).at_least(1), field("group_stride", &TimelineCall::group_stride, "ranks between members").at_least(1), field("in_bytes", &TimelineCall::in_bytes, "of one rank").at_least(0),
                            field("out_bytes", &TimelineCall::out_bytes, "of one rank").at_least(0));
   }
 };

@@ -33,9 +33,14 @@ Track track_of(const BlockNode& node) {
 
 std::int32_t add_call(Job& job, const CommCall& call, Picoseconds duration, const Costs& costs) {
   JobCall out{.shown = {.collective = std::string(name_of(call.collective)), .group = std::string(name_of(call.group)),
-                        .group_size = std::max<std::int64_t>(1, costs.shape(call.group).size), .in_bytes = call.payload.value, .out_bytes = call.payload.value},
-              .group = call.group, .bytes = costs.bytes ? costs.bytes(call) : TierBytes{}, .duration = duration,
-              .multiprocessors = costs.multiprocessors ? costs.multiprocessors(call) : 0};
+                        .group_size = std::max<std::int64_t>(1, costs.shape(call.group).size), .group_stride = std::max<std::int64_t>(1, costs.shape(call.group).stride), .in_bytes = call.payload.value, .out_bytes = call.payload.value},
+              .group = call.group, .bytes = costs.bytes ? costs.bytes(call) : TierBytes{}, .duration = duration};
+  if (costs.taken) {
+    const Costs::Taken taken = costs.taken(call, to_seconds(duration));
+    out.multiprocessors = taken.multiprocessors;
+    out.memory = taken.memory;
+    out.beside_compute = taken.beside_compute;
+  }
   if (call.collective == Collective::all_gather) out.shown.in_bytes /= out.shown.group_size;
   if (call.collective == Collective::reduce_scatter) out.shown.out_bytes /= out.shown.group_size;
   for (std::size_t i = 0; i < job.calls.size(); ++i)
@@ -277,10 +282,13 @@ StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs
     const Activity kind = comm ? activity_of(*comm) : track == Track::host ? Activity::host_wait : node.recompute ? Activity::recompute : pass != BlockPass::forward || node.is_backward ? Activity::backward : Activity::forward;
     const Picoseconds duration = to_picoseconds(costs.price(node).median);
     const std::int32_t name = job.name(call_name(node));
+    const OpCall* op = std::get_if<OpCall>(&node.call);
+    const double at_memory = op && costs.memory_bound ? costs.memory_bound(*op, to_seconds(duration)) * static_cast<double>(duration) : 0;
     if (track == Track::compute && !comm && open >= 0 && g.steps[index(open)].kind == kind &&
         std::all_of(waits[i].begin(), waits[i].end(), [&](std::int32_t a) { const std::int32_t s = step_of[index(a)]; return s == open || done_before[index(open)][index(s)]; })) {
       Step& s = g.steps[index(open)];
       job.details[index(s.detail)].parts.push_back({s.duration, duration, name, kind});
+      s.memory_bound = s.duration + duration > 0 ? static_cast<float>((s.memory_bound * static_cast<double>(s.duration) + at_memory) / static_cast<double>(s.duration + duration)) : 0;
       s.duration += duration;
       job.details[index(s.detail)].duration = s.duration;
       step_of[i] = open;
@@ -309,6 +317,7 @@ StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs
         if (comm->collective == Collective::combine)
           for (const std::int32_t a : s.after) if (computes(g.steps[index(a)].kind)) g.arrows.push_back({a, self});
       } else if (track == Track::compute) {
+        s.memory_bound = duration > 0 ? static_cast<float>(at_memory / static_cast<double>(duration)) : 0;
         s.detail = static_cast<std::int32_t>(job.details.size());
         job.details.push_back({duration, {{0, duration, name, kind}}});
         for (const std::int32_t a : s.after)

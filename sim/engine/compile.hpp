@@ -18,7 +18,10 @@ struct Costs {
   PriceCall price;                                                   ///< operators, communication calls and host waits
   std::function<GroupShape(Group)> shape;                            ///< size and stride of a group
   std::function<TierBytes(const CommCall&)> bytes;                   ///< traffic of a call; empty: no calls contend
-  std::function<double(const CommCall&)> multiprocessors;            ///< share of the multiprocessors its kernels take; empty: none
+  /// What a call takes from compute beside it, and keeps of its speed; empty: nothing is taken, all is kept.
+  struct Taken { double multiprocessors = 0, memory = 0, beside_compute = 1; };
+  std::function<Taken(const CommCall&, Seconds)> taken = {};
+  std::function<double(const OpCall&, Seconds)> memory_bound = {};   ///< share of an operator's time at the memory's bandwidth; empty: 0
 };
 
 /// One rank to play. Equal ranks are folded by giving one of them with `stands_for` > 1.

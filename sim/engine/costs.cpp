@@ -1,5 +1,9 @@
 #include "sim/engine/costs.hpp"
 
+#include <algorithm>
+
+#include "sim/engine/interference.hpp"
+
 namespace moeplan {
 
 Costs model_costs(const Prices& prices, const Links& links, const Parallelism& parallelism, double skew) {
@@ -11,6 +15,34 @@ Costs model_costs(const Prices& prices, const Links& links, const Parallelism& p
   };
   out.shape = [parallelism](Group group) { return group_shape(group, parallelism); };
   out.bytes = [&links, parallelism](const CommCall& call) { return links.bytes(call, group_shape(call.group, parallelism)); };
+  return out;
+}
+
+Costs interfering_costs(const Prices& prices, const Links& links, const Parallelism& parallelism, const DeviceSpec& device, double skew) {
+  Costs out = model_costs(prices, links, parallelism, skew);
+  out.price = [plain = std::move(out.price)](const BlockNode& node) {
+    const CommCall* comm = std::get_if<CommCall>(&node.call);
+    if (!comm || !comm->beside_compute) return plain(node);
+    BlockNode alone;
+    CommCall call = *comm;
+    call.beside_compute = false;
+    alone.call = call;
+    alone.lane = node.lane;
+    return plain(alone);
+  };
+  const double units = static_cast<double>(device.multiprocessors), bandwidth = device.memory_bandwidth.value * device.achieved_bandwidth;
+  out.taken = [units, bandwidth, generation = device.generation, shape = out.shape](const CommCall& call, Seconds duration) {
+    const bool exchange = call.collective == Collective::dispatch || call.collective == Collective::combine;
+    Costs::Taken t{.multiprocessors = units > 0 ? multiprocessors_of(call.collective, generation) / units : 0, .beside_compute = exchange ? kOverlappedExchangeRate : 1};
+    const double bytes = memory_traffic(call.collective, static_cast<double>(shape(call.group).size)) * static_cast<double>(call.payload.value);
+    if (duration.value > 0) t.memory = std::min(0.95, bytes / duration.value / bandwidth);
+    return t;
+  };
+  out.memory_bound = [bandwidth](const OpCall& op, Seconds duration) {
+    if (!(duration.value > 0)) return 0.0;
+    const Wants wants = op.pass == Pass::backward ? op.wants : Wants{};
+    return std::min(1.0, static_cast<double>(bytes_moved(op.op, op.pass, wants).value) / bandwidth / duration.value);
+  };
   return out;
 }
 

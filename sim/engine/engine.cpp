@@ -6,13 +6,12 @@
 #include <cassert>
 #include <cmath>
 #include <deque>
-#include <map>
-#include <memory>
 
 #include "core/error.hpp"
 #include "sim/engine/deadlock.hpp"
 #include "sim/engine/events.hpp"
-#include "sim/engine/network.hpp"
+#include "sim/engine/interference.hpp"
+#include "sim/engine/link_uses.hpp"
 #include "sim/engine/play_state.hpp"
 #include "sim/engine/successors.hpp"
 
@@ -23,20 +22,14 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 class Player {
  public:
-  Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), deadlock_(job) {
+  Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), deadlock_(job), uses_(job, options.cluster, links_) {
     for (const JobProgram& p : job.programs) programs_.emplace_back(p);
-    for (const StepGraph& p : job.passes) passes_.emplace_back(p.steps);
+    for (const StepGraph& p : job.passes) {
+      passes_.emplace_back(p.steps);
+      if (options.host_launch > 0) hosts_.emplace_back(p, job);
+    }
     check_messages();
     links_.defer();
-    if (options.cluster) {
-      std::vector<std::int64_t> devices;
-      for (const JobRank& r : job.ranks) devices.push_back(r.rank);
-      network_ = std::make_unique<Network>(*options.cluster, devices, links_);
-      uses_.resize(job.ranks.size());
-      routes_.resize(job.ranks.size());
-      for (auto& u : uses_) u.resize(job.calls.size());
-      for (auto& u : routes_) u.resize(2 * job.calls.size());
-    }
     std::size_t steps = 0;
     for (const JobRank& r : job.ranks) {
       RankState s;
@@ -107,7 +100,7 @@ class Player {
     out_.tasks[index(rank)][index(task)].first = events_.now();
     if (t.kind == Task::Kind::send) {
       Running r{.rank = rank, .task = task, .cause = cause};
-      start(std::move(r), job_.calls[index(t.call)].duration, message_uses(rank, t));
+      start(std::move(r), job_.calls[index(t.call)].duration, uses_.of_message(rank, peer(rank, t.downstream, true), t.call, t.downstream));
       return;
     }
     if (t.kind == Task::Kind::receive) {
@@ -122,29 +115,40 @@ class Player {
     s.open[q] = static_cast<std::int32_t>(pass.steps.size());
     s.steps[q].clear();
     for (const Step& step : pass.steps) s.steps[q].push_back(static_cast<std::int32_t>(step.after.size()));
+    if (options_.host_launch > 0 && t.queue == Queue::main) s.host.assign(1, s.host_next);
     if (pass.steps.empty()) { end_task(rank, task, cause); return; }
     for (std::size_t i = 0; i < pass.steps.size(); ++i)
       if (pass.steps[i].after.empty()) begin_step(rank, task, static_cast<std::int32_t>(i), cause);
   }
 
   void begin_step(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
+    const Task& t = tasks(rank)[index(task)];
+    if (options_.host_launch > 0 && t.queue == Queue::main) {
+      const HostOrder& host = hosts_[index(t.pass)];
+      const Picoseconds issued = ranks_[index(rank)].host[index(host.segment[index(step)])] + host.issued[index(step)] * options_.host_launch;
+      if (issued > events_.now()) {
+        start({.rank = rank, .task = task, .step = step, .cause = cause, .launch = true}, issued - events_.now(), {});
+        return;
+      }
+    }
+    begin_issued(rank, task, step, cause);
+  }
+
+  void begin_issued(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
     const Step& s = job_.passes[index(tasks(rank)[index(task)].pass)].steps[index(step)];
     Running r{.rank = rank, .task = task, .step = step, .cause = cause};
     if (s.call < 0) {
       double duration = static_cast<double>(s.duration);
       if (s.track == Track::compute) duration = std::round(duration * job_.ranks[index(rank)].slowdown);
       const std::int32_t id = start(std::move(r), static_cast<Picoseconds>(duration), {});
-      if (s.track == Track::compute && options_.interference) {
-        ranks_[index(rank)].computing = id;
-        retime(id, 1 - ranks_[index(rank)].taken);
-      }
+      if (s.track == Track::compute && options_.interference) computes_now(rank, id);
       return;
     }
     const JobCall& call = job_.calls[index(s.call)];
     const std::int32_t group = job_.ranks[index(rank)].groups[static_cast<std::size_t>(call.group)];
     if (group < 0) {
-      const std::int32_t id = start(std::move(r), s.duration, call_uses(rank, s.call));
-      take(running_[index(id)], call.multiprocessors);
+      const std::int32_t id = start(std::move(r), s.duration, uses_.of_call(rank, s.call));
+      if (options_.interference) communicates(id, true);
       return;
     }
     // The n-th call of a group on a track is the same call on all its members.
@@ -153,7 +157,7 @@ class Player {
     if (arrivals.calls.empty()) arrivals.calls.resize(members.size(), 0);
     const auto member = static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
     const std::size_t n = arrivals.calls[member]++ - arrivals.started;
-    while (arrivals.waiting.size() <= n) arrivals.waiting.emplace_back();
+    while (arrivals.waiting.size() <= n) arrivals.waiting.emplace_back().members.reserve(members.size());
     r.begin = r.since = events_.now();
     arrivals.waiting[n].members.push_back(allocate(std::move(r)));
     deadlock_.arrive(rank, task, group);
@@ -169,26 +173,17 @@ class Player {
 
   void start_joint(Joint joint, std::int32_t group, std::int32_t cause) {
     Picoseconds duration = 0;
-    bool same = true;
-    const std::int32_t call = step_of(running_[index(joint.members.front())]).call;
+    members_.clear();
     for (const std::int32_t m : joint.members) {
       Running& r = running_[index(m)];
       const Step& s = step_of(r);
       duration = std::max(duration, s.duration);
-      same = same && s.call == call;
       r.cause = cause;
       r.begin = r.since = events_.now();
       deadlock_.leave(r.rank);
-      take(r, job_.calls[index(s.call)].multiprocessors);
+      members_.push_back({r.rank, s.call, s.duration});
     }
-    std::vector<LinkUse> different;
-    const std::vector<LinkUse>* uses = &different;
-    if (network_ && !same) different = uses_of(joint, duration);
-    if (network_ && same) {
-      const auto [it, fresh] = joint_uses_.try_emplace({group, call});
-      if (fresh) it->second = uses_of(joint, duration);
-      uses = &it->second;
-    }
+    const std::span<const LinkUse> uses = uses_.of_joint(members_, duration, group);
     const std::int32_t leader = joint.members.front();
     std::int32_t id = static_cast<std::int32_t>(joints_.size());
     if (free_joints_.empty()) {
@@ -199,25 +194,9 @@ class Player {
       joints_[index(id)] = std::move(joint);
     }
     running_[index(leader)].joint = id;
-    set_going(leader, duration, *uses);
-  }
-
-  /// Sum over the members; one that has less to send than the slowest sends more slowly.
-  std::vector<LinkUse> uses_of(const Joint& joint, Picoseconds duration) {
-    std::vector<LinkUse> uses;
-    for (const std::int32_t m : joint.members) {
-      const Running& r = running_[index(m)];
-      const Step& s = step_of(r);
-      const double stretch = duration > 0 ? static_cast<double>(s.duration) / static_cast<double>(duration) : 0;
-      for (const LinkUse& u : call_uses(r.rank, s.call)) {
-        if (place_.size() <= index(u.link)) place_.resize(index(u.link) + 1, -1);
-        std::int32_t& place = place_[index(u.link)];
-        if (place < 0) { place = static_cast<std::int32_t>(uses.size()); uses.push_back({u.link, 0}); }
-        uses[index(place)].bytes_per_second += u.bytes_per_second * stretch;
-      }
-    }
-    for (const LinkUse& u : uses) place_[index(u.link)] = -1;
-    return uses;
+    set_going(leader, duration, uses);
+    if (options_.interference)
+      for (const std::int32_t m : joints_[index(id)].members) communicates(m, true);
   }
 
   std::int32_t allocate(Running&& r) {
@@ -244,7 +223,7 @@ class Player {
   void set_going(std::int32_t id, Picoseconds duration, std::span<const LinkUse> uses) {
     Running& r = running_[index(id)];
     r.left = static_cast<double>(duration);
-    r.speed = 1;
+    r.speed = r.share = 1;
     if (!uses.empty()) {
       r.flow = links_.start(uses);
       if (flow_owner_.size() <= index(r.flow)) flow_owner_.resize(index(r.flow) + 1);
@@ -268,21 +247,59 @@ class Player {
   /// All that starts or ends at this instant has: shares the links anew.
   void settle() {
     links_.settle();
-    for (const std::int32_t f : links_.changed()) retime(flow_owner_[index(f)], links_.speed(f));
+    for (const std::int32_t f : links_.changed()) {
+      Running& r = running_[index(flow_owner_[index(f)])];
+      r.share = links_.speed(f);
+      out_.slowest = std::min(out_.slowest, r.share);
+      pace(flow_owner_[index(f)]);
+    }
   }
 
-  /// A communication call takes multiprocessors from (or, negative, gives them back to) the compute steps of its rank.
-  void take(const Running& r, double share) {
-    if (!options_.interference || share == 0) return;
+  /// Gives what runs the speed that links, multiprocessors and memory leave it.
+  void pace(std::int32_t id) {
+    const Running& r = running_[index(id)];
+    double speed = r.share;
+    if (options_.interference && r.step >= 0) {
+      const RankState& s = ranks_[index(r.rank)];
+      const Step& step = step_of(r);
+      if (step.call < 0) speed = slowed(step.memory_bound, s.taken, s.memory_taken);
+      else if (s.computing >= 0) speed *= job_.calls[index(step.call)].beside_compute;
+    }
+    retime(id, speed);
+  }
+
+  /// The rank's compute lane is busy with `id`, or idle (-1): what it slows, and what slows it.
+  void computes_now(std::int32_t rank, std::int32_t id) {
+    RankState& s = ranks_[index(rank)];
+    s.computing = id;
+    if (id >= 0) pace(id);
+    if (s.exchanging >= 0) pace(s.exchanging);
+  }
+
+  /// A communication call takes multiprocessors and bandwidth from the compute steps of its rank, or gives them back.
+  void communicates(std::int32_t id, bool begins) {
+    const Running& r = running_[index(id)];
+    const JobCall& call = job_.calls[index(step_of(r).call)];
     RankState& s = ranks_[index(r.rank)];
-    s.taken = std::clamp(s.taken + share, 0.0, 0.95);
-    if (std::abs(s.taken) < 1e-12) s.taken = 0;
-    if (s.computing >= 0) retime(s.computing, 1 - s.taken);
+    const auto change = [&](double& taken, double share) {
+      taken = std::max(0.0, taken + (begins ? share : -share));
+      if (taken < 1e-12) taken = 0;
+    };
+    change(s.taken, call.multiprocessors);
+    change(s.memory_taken, call.memory);
+    // Of a call that several played ranks make, the first one's compute lane speaks for all.
+    const bool leads = r.joint >= 0 || job_.ranks[index(r.rank)].groups[static_cast<std::size_t>(call.group)] < 0;
+    if (call.beside_compute < 1 && leads) {
+      s.exchanging = begins ? id : -1;
+      if (begins) pace(id);
+    }
+    if (s.computing >= 0) pace(s.computing);
   }
 
   void end_running(std::int32_t id) {
     const Running r = running_[index(id)];
     if (r.flow >= 0) links_.end(r.flow);
+    if (options_.interference) stops(r, id);
     if (r.joint < 0) {
       ++running_[index(id)].version;
       free_.push_back(id);
@@ -291,18 +308,30 @@ class Player {
     }
     const Joint joint = std::move(joints_[index(r.joint)]);
     free_joints_.push_back(r.joint);
-    std::vector<Running> members;
     for (const std::int32_t m : joint.members) {
-      members.push_back(running_[index(m)]);
+      const Running member = running_[index(m)];   // what it frees may be taken by what it starts
       ++running_[index(m)].version;
       free_.push_back(m);
+      finish(member);
     }
-    for (const Running& m : members) finish(m);
+  }
+
+  /// Interference: what ends gives back what it held.
+  void stops(const Running& r, std::int32_t id) {
+    if (r.launch || r.step < 0) return;
+    if (r.joint >= 0) {
+      for (const std::int32_t m : joints_[index(r.joint)].members) communicates(m, false);
+    } else if (const Step& step = step_of(r); step.call >= 0) {
+      communicates(id, false);
+    } else if (step.track == Track::compute) {
+      computes_now(r.rank, -1);
+    }
   }
 
   void finish(const Running& r) {
     const auto record = static_cast<std::int32_t>(out_.records.size());
-    out_.records.push_back({r.begin, events_.now(), r.rank, r.task, r.step, r.cause});
+    out_.records.push_back({r.begin, events_.now(), r.rank, r.task, r.step, r.cause, r.launch});
+    if (r.launch) return begin_issued(r.rank, r.task, r.step, record);
     const Task& t = tasks(r.rank)[index(r.task)];
     RankState& s = ranks_[index(r.rank)];
     if (t.kind == Task::Kind::send) {
@@ -317,10 +346,8 @@ class Player {
     }
     const StepGraph& pass = job_.passes[index(t.pass)];
     const Step& step = pass.steps[index(r.step)];
-    if (options_.interference) {
-      if (step.call >= 0) take(r, -job_.calls[index(step.call)].multiprocessors);
-      else if (step.track == Track::compute) s.computing = -1;
-    }
+    // The host goes on when what it waited for has ended, if it has come so far.
+    if (options_.host_launch > 0 && step.track == Track::host && t.queue == Queue::main) s.host.push_back(events_.now());
     const auto q = static_cast<std::size_t>(t.queue);
     for (const std::int32_t n : passes_[index(t.pass)].of(r.step))
       if (--s.steps[q][index(n)] == 0) begin_step(r.rank, r.task, n, record);
@@ -333,30 +360,13 @@ class Player {
     const ProgramIndex& p = program(rank);
     for (const std::int32_t n : p.next.of(task)) release(rank, n, record);
     if (t.queue == Queue::none) return;
+    if (options_.host_launch > 0 && t.queue == Queue::main && t.kind == Task::Kind::pass) {
+      RankState& s = ranks_[index(rank)];
+      s.host_next = s.host.back() + hosts_[index(t.pass)].calls[s.host.size() - 1] * options_.host_launch;
+    }
     const auto q = static_cast<std::size_t>(t.queue);
     const std::size_t at = ++ranks_[index(rank)].at[q];
     if (at < p.queue[q].size()) release(rank, p.queue[q][at], record);
-  }
-
-  std::span<const LinkUse> call_uses(std::int32_t rank, std::int32_t call) {
-    if (!network_) return {};
-    auto& known = uses_[index(rank)][index(call)];
-    const JobCall& c = job_.calls[index(call)];
-    if (!known) known = network_->collective(index(rank), c.bytes, to_seconds(c.duration).value);
-    return *known;
-  }
-
-  std::span<const LinkUse> message_uses(std::int32_t rank, const Task& t) {
-    const std::int32_t to = peer(rank, t.downstream, true);
-    if (!network_ || to < 0) return {};
-    auto& known = routes_[index(rank)][2 * index(t.call) + (t.downstream ? 0 : 1)];
-    const JobCall& c = job_.calls[index(t.call)];
-    if (!known) {
-      double bytes = 0;
-      for (const double b : c.bytes) bytes = std::max(bytes, b);
-      known = network_->message(index(rank), index(to), bytes, to_seconds(c.duration).value);
-    }
-    return *known;
   }
 
   const Job& job_;
@@ -367,13 +377,13 @@ class Player {
   std::vector<RankState> ranks_;
   EventQueue events_;
   FairShare links_;
-  std::unique_ptr<Network> network_;
-  std::vector<std::vector<std::optional<std::vector<LinkUse>>>> uses_, routes_;
+  LinkUses uses_;
+  std::vector<LinkUses::Member> members_;
+  std::vector<HostOrder> hosts_;
   std::vector<Running> running_;
   std::vector<std::int32_t> free_, flow_owner_;
   std::vector<std::array<Arrivals, kTracks>> arrived_;
-  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<LinkUse>> joint_uses_;   ///< by group and call
-  std::vector<std::int32_t> free_joints_, place_;
+  std::vector<std::int32_t> free_joints_;
   std::vector<Joint> joints_;
   Played out_;
 };

@@ -11,7 +11,8 @@ namespace moeplan {
 
 struct PlayOptions {
   const ClusterSpec* cluster = nullptr;   ///< calls contend for its links; null: they do not
-  bool interference = false;              ///< communication kernels slow the compute steps beside them (JobCall::multiprocessors)
+  bool interference = false;              ///< communication and compute of a rank slow each other (sim/engine/interference.hpp)
+  Picoseconds host_launch = 0;            ///< the host issues each call of the block queue this long after the one before; 0: in no time
 };
 
 /// One step, send or receive as it ran.
@@ -21,6 +22,7 @@ struct Record {
   std::int32_t task = 0;
   std::int32_t step = -1;      ///< of the task's pass; -1: a message
   std::int32_t cause = -1;     ///< the record at whose end this one could start; -1: the start of the training step
+  bool launch = false;         ///< not the step itself, but its wait until the host had issued it
 };
 
 struct Played {
@@ -28,6 +30,7 @@ struct Played {
   std::vector<Record> records;                                        ///< by end
   std::vector<std::vector<std::pair<Picoseconds, Picoseconds>>> tasks;   ///< per rank and task: start, end
   std::uint64_t events = 0;
+  double slowest = 1;                                                 ///< least share of its full speed that any transfer ever had
 };
 
 /// Throws InputError if the lanes wait for each other (the message names the cycle) or a message has no other end.

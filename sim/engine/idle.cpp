@@ -14,6 +14,7 @@ const Step* step_of(const Job& job, const Record& r) {
 }
 
 Activity activity_of(const Job& job, const Record& r) {
+  if (r.launch) return Activity::host_wait;
   const Step* s = step_of(job, r);
   return s ? s->kind : Activity::pipeline_exchange;
 }
@@ -39,7 +40,7 @@ std::vector<RankIdle> idle_time(const Job& job, const Played& played) {
   std::vector<std::vector<std::int32_t>> computed(job.ranks.size());
   for (std::size_t i = 0; i < played.records.size(); ++i) {
     const Record& r = played.records[i];
-    if (const Step* s = step_of(job, r); s && s->track == Track::compute && r.end > r.start) computed[index(r.rank)].push_back(static_cast<std::int32_t>(i));
+    if (const Step* s = step_of(job, r); s && !r.launch && s->track == Track::compute && r.end > r.start) computed[index(r.rank)].push_back(static_cast<std::int32_t>(i));
   }
   for (std::size_t rank = 0; rank < out.size(); ++rank) {
     RankIdle& idle = out[rank];

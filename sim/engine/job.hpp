@@ -34,6 +34,8 @@ struct JobCall {
   TierBytes bytes{};                    ///< one rank sends over each tier
   Picoseconds duration = 0;             ///< alone on its links
   double multiprocessors = 0;           ///< share of the device's multiprocessors that its kernels take from compute, 0 to below 1
+  double memory = 0;                    ///< share of the memory's bandwidth that it takes, 0 to below 1
+  double beside_compute = 1;            ///< share of its speed that it keeps while compute runs beside it
 };
 
 /// Operator calls that run back to back, or one communication call.
@@ -44,6 +46,7 @@ struct Step {
   std::int32_t name = 0;
   std::int32_t detail = -1;             ///< index into Job::details
   std::int32_t call = -1;               ///< index into Job::calls
+  float memory_bound = 0;               ///< compute: share of the duration at the memory's bandwidth
   boost::container::small_vector<std::int32_t, 4> after = {};   ///< earlier steps of the pass that must have ended
 };
 

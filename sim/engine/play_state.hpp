@@ -14,7 +14,24 @@ struct Running {
   std::int32_t rank = 0, task = 0, step = -1, cause = -1, flow = -1, joint = -1;
   Picoseconds begin = 0, since = 0;
   double left = 0, speed = 1;
+  double share = 1;             ///< of its full speed that its links give it
+  bool launch = false;          ///< waits until the host has issued it
   std::uint32_t version = 0;
+};
+
+/// In which order the host issues a pass: in list order, up to each host wait.
+struct HostOrder {
+  std::vector<std::int32_t> segment, issued;   ///< per step: host waits before it; calls issued since the last one, its own included
+  std::vector<std::int32_t> calls;             ///< per segment
+  HostOrder(const StepGraph& pass, const Job& job) {
+    calls.push_back(0);
+    for (const Step& s : pass.steps) {
+      if (s.track != Track::host) calls.back() += s.detail >= 0 ? static_cast<std::int32_t>(job.details[static_cast<std::size_t>(s.detail)].parts.size()) : 1;
+      segment.push_back(static_cast<std::int32_t>(calls.size()) - 1);
+      issued.push_back(calls.back());
+      if (s.track == Track::host) calls.push_back(0);
+    }
+  }
 };
 
 struct RankState {
@@ -23,7 +40,10 @@ struct RankState {
   std::array<std::vector<std::int32_t>, kQueues> steps;      ///< of the running pass: unfinished `after` per step
   std::array<std::int32_t, kQueues> open{};                  ///< of the running pass: steps not ended
   std::int32_t computing = -1;                               ///< running compute step
-  double taken = 0;                                          ///< share of the multiprocessors that communication holds
+  std::int32_t exchanging = -1;                              ///< running call that compute slows
+  double taken = 0, memory_taken = 0;                        ///< shares of the multiprocessors and of the bandwidth that communication holds
+  std::vector<Picoseconds> host;                             ///< of the running pass: when the host began to issue each segment
+  Picoseconds host_next = 0;                                 ///< when it can issue the next pass
 };
 
 /// Members that have arrived at a call of their group.

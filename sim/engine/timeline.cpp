@@ -24,8 +24,10 @@ StepTimeline timeline(const Job& job, const Played& played) {
   const auto task_of = [&](const Record& r) -> const Task& { return job.programs[index(job.ranks[index(r.rank)].program)].tasks[index(r.task)]; };
 
   // Events in order of start; `event_of` leads from records to them.
-  std::vector<std::int32_t> order(played.records.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+  std::vector<std::int32_t> order;
+  order.reserve(played.records.size());
+  for (std::size_t i = 0; i < played.records.size(); ++i)
+    if (!played.records[i].launch) order.push_back(static_cast<std::int32_t>(i));
   const auto start_of = [&](const Record& r) { return r.step < 0 && task_of(r).kind == Task::Kind::receive && r.cause >= 0 ? std::min(r.start, played.records[index(r.cause)].start) : r.start; };
   std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     const Record &x = played.records[index(a)], &y = played.records[index(b)];
@@ -61,7 +63,7 @@ StepTimeline timeline(const Job& job, const Played& played) {
     const Task& t = task_of(r);
     if (t.kind == Task::Kind::receive && r.cause >= 0 && task_of(played.records[index(r.cause)]).kind == Task::Kind::send)
       out.flows.push_back({event_of[index(r.cause)], event_of[i], t.downstream ? activations : gradients});
-    if (r.step < 0) continue;
+    if (r.step < 0 || r.launch) continue;
     const StepGraph& pass = job.passes[index(t.pass)];
     if (pass.arrows.empty()) continue;
     auto& of = step_event[index(r.rank) * kQueues + static_cast<std::size_t>(t.queue)];

@@ -60,6 +60,15 @@ class Writer {
     }
   }
 
+  /// "[0, 8, 16]"; of large groups the first ones, as Kineto does. Messages between stages have no group of equal distance.
+  static std::string members(const TimelineCall& call, std::int64_t rank) {
+    constexpr std::int64_t shown = 32;
+    const std::int64_t first = rank - rank / call.group_stride % call.group_size * call.group_stride;
+    std::string out = "[";
+    for (std::int64_t i = 0; i < std::min(call.group_size, shown); ++i) fmt::format_to(std::back_inserter(out), "{}{}", i > 0 ? ", " : "", first + i * call.group_stride);
+    return out + (call.group_size > shown ? ", ...]" : "]");
+  }
+
   void line() {
     out_ += first_ ? "\n" : ",\n";
     first_ = false;
@@ -105,7 +114,7 @@ class Writer {
     std::string args = fmt::format(R"("stream":{},"device":{},"context":1,"correlation":{},"External id":{},"kind":"{}")", thread_[i], rank.rank, i + 1, i + 1, name_of(e.kind));
     if (e.layer >= 0) args += fmt::format(R"(,"layer":{})", e.layer);
     if (e.micro_batch >= 0) args += fmt::format(R"(,"micro_batch":{})", e.micro_batch);
-    if (e.call >= 0) args += fmt::format(R"(,{},"Rank":{},"Seq":{})", calls_[index(e.call)], rank.rank, seq_[{e.rank, t_.calls[index(e.call)].group}]++);
+    if (e.call >= 0) args += fmt::format(R"(,{},"Process Group Ranks":"{}","Rank":{},"Seq":{})", calls_[index(e.call)], members(t_.calls[index(e.call)], rank.rank), rank.rank, seq_[{e.rank, t_.calls[index(e.call)].group}]++);
     if (e.detail < 0 || !options_.parts || t_.details[index(e.detail)].parts.empty()) {
       // HTA knows communication kernels by this prefix.
       std::string name = names_[index(e.name)];

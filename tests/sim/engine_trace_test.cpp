@@ -63,10 +63,18 @@ TEST(Trace, CollectivesCarryTheirArguments) {
     if (e.at("ph") != "X" || e.at("name") != "ncclDevKernel_forward of moe") continue;
     ++seen;
     for (const char* key : {"Collective name", "In msg nelems", "Out msg nelems", "In msg size", "Out msg size", "Group size", "dtype", "In split size", "Out split size", "Process Group Name",
-                            "Process Group Description", "Rank", "Seq", "stream", "device", "context", "correlation", "External id"})
+                            "Process Group Description", "Process Group Ranks", "Rank", "Seq", "stream", "device", "context", "correlation", "External id"})
       EXPECT_TRUE(e.at("args").contains(key)) << key;
   }
   EXPECT_EQ(seen, 4);
+}
+
+// Group of 8 that are 4 apart: rank 1 is its first member.
+TEST(Trace, NamesTheRanksOfAGroup) {
+  StepTimeline t = example();
+  for (TimelineCall& c : t.calls) c.group_stride = 4;
+  const std::string text = chrome_trace(t, {.only_rank = 1, .parts = true});
+  EXPECT_NE(text.find(R"("Process Group Ranks":"[1, 5, 9, 13, 17, 21, 25, 29]")"), std::string::npos);
 }
 
 TEST(Trace, ArrowsLeadFromDispatchOverExpertsToCombine) {
