@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/forecast_text.hpp"
+#include "cli/simulation.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
 #include "planner/planner.hpp"
@@ -74,24 +75,30 @@ std::string binding(const Problem& problem, const Forecast& f) {
   return fmt::format("{} takes {} of the step; {} of memory is free on the fullest GPU", time, percent(*largest / f.step), percent(1 - used));
 }
 
-Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vector<Neighbour>& near) {
+Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vector<Neighbour>& near, const Simulation& s) {
   Json changes = Json::array();
   for (const Neighbour& n : near)
     changes.push_back({{"change", n.change}, {"tokens_per_second", n.forecast.tokens_per_second}, {"step_seconds", n.forecast.step.value},
                        {"peak_memory_bytes_p95", n.forecast.memory_p95.peak().value}, {"faster", n.forecast.tokens_per_second / f.tokens_per_second - 1}});
-  return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)}};
+  Json idle = Json::array();
+  for (std::size_t r = 0; r < s.idle.size(); ++r)
+    idle.push_back({{"stage", s.job.ranks[r].stage}, {"busy_seconds", to_seconds(s.idle[r].busy).value}, {"bubble_seconds", to_seconds(s.idle[r].bubble).value}, {"waiting_seconds", times_json(s.idle[r].waiting)}});
+  return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)},
+              {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}};
 }
 
 Output run(const Context& context, const std::string& file) {
   const LoadedPlan loaded = read_plan_file(load_json(file), file);
   const Forecast f = forecast(loaded.problem, loaded.plan);
   const std::vector<Neighbour> near = neighbours(loaded.problem, loaded.plan, context.threads);
-  if (context.json) return {explained_json(loaded, f, near).dump(2) + "\n", {}, 0};
+  const Simulation s = simulate(loaded, {});
+  if (context.json) return {explained_json(loaded, f, near, s).dump(2) + "\n", {}, 0};
   const Plan& p = loaded.plan;
   std::string out = problem_text(loaded.problem);
-  out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}; frozen weights as {}; {} tokens/s, MFU {}\n\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches,
-                     name_of(p.recompute), name_of(p.frozen_storage), short_count(f.tokens_per_second), percent(f.mfu));
+  out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}; frozen weights as {}{}; {} tokens/s, MFU {}\n\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches,
+                     name_of(p.recompute), name_of(p.frozen_storage), schedule_text(p), short_count(f.tokens_per_second), percent(f.mfu));
   out += breakdown_text(context, loaded.problem, f);
+  out += critical_path_text(context, s) + "\n" + idle_text(context, s, {}) + "\n";
   out += wrapped("What binds: " + binding(loaded.problem, f) + ".", kWidth, 2) + "\n\n";
   std::vector<std::vector<std::string>> rows;
   for (const Neighbour& n : near)

@@ -2,19 +2,17 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "cli/forecast_text.hpp"
 #include "cli/load_report.hpp"
 #include "cli/output_files.hpp"
+#include "cli/simulation.hpp"
 #include "cli/table.hpp"
+#include "core/error.hpp"
+#include "core/quantity.hpp"
 #include "core/write.hpp"
-#include "planner/load_factors.hpp"
-#include "planner/planner.hpp"
-#include "sim/engine/costs.hpp"
 #include "sim/engine/gantt.hpp"
-#include "sim/engine/idle.hpp"
 #include "sim/engine/memory_snapshot.hpp"
 #include "sim/engine/trace.hpp"
 
@@ -24,45 +22,14 @@ namespace {
 struct Options {
   std::string plan, trace, memory_timeline, timeline;
   bool no_contention = false, steps_only = false;
+  std::string host_launch;
+  SimulationOptions simulation;
   LoadOptions load;
 };
-
-/// A played plan with what its reports need.
-struct Simulation {
-  std::vector<Program> stages;
-  Job job;
-  Played played;
-  CriticalPath critical;
-  std::vector<RankIdle> idle;
-};
-
-Simulation simulate(const LoadedPlan& loaded, const Options& options) {
-  const Problem& problem = loaded.problem;
-  const Parallelism& par = loaded.plan.parallelism;
-  // The load at which the planner's median step is priced.
-  const double load = LoadFactors(problem).stage(par.ep, 0, static_cast<std::int64_t>(problem.model.layers.size())).p50.step;
-  const Prices prices(problem.cluster.device, problem.profile, problem.runtime);
-  const Links links(problem.cluster, problem.runtime);
-  const Costs costs = model_costs(prices, links, par, load);
-  Simulation out;
-  for (int s = 0; s < par.pp; ++s) out.stages.push_back(lower(problem, loaded.plan, s * par.stage_ranks(), load));
-  out.job = make_job(folded(out.stages, par, costs), par);
-  out.played = play(out.job, {.cluster = options.no_contention ? nullptr : &problem.cluster});
-  out.critical = critical_path(out.job, out.played);
-  out.idle = idle_time(out.job, out.played);
-  return out;
-}
 
 std::vector<MemoryTimeline> memory_of(const Simulation& s, const LoadedPlan& loaded) {
   std::vector<MemoryTimeline> out;
   for (std::size_t r = 0; r < s.stages.size(); ++r) out.push_back(memory_timeline(s.stages[r], loaded.problem, loaded.plan, s.job, s.played, static_cast<std::int32_t>(r)));
-  return out;
-}
-
-Json times_json(const ActivityTimes& times) {
-  Json out = Json::object();
-  for (const auto& [activity, name] : EnumNames<Activity>::names)
-    if (const Picoseconds t = times[static_cast<std::size_t>(activity)]; t > 0) out[std::string(name)] = to_seconds(t).value;
   return out;
 }
 
@@ -75,36 +42,19 @@ Json report_json(const Simulation& s, const Forecast& f, const std::vector<Memor
   return {{"step_seconds", to_seconds(s.played.step).value}, {"planned_step_seconds", f.step.value}, {"events", s.played.events}, {"critical_path", times_json(s.critical.time)}, {"ranks", std::move(ranks)}};
 }
 
-std::string spaced(std::string_view name) {
-  std::string out(name);
-  std::replace(out.begin(), out.end(), '_', ' ');
-  return out;
-}
-
 std::string report_text(const Context& context, const LoadedPlan& loaded, const Simulation& s, const Forecast& f, const StepTimeline& t, const std::vector<MemoryTimeline>& memory) {
   const Seconds step = to_seconds(s.played.step);
   const Plan& p = loaded.plan;
   std::string out = problem_text(loaded.problem);
-  out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches, name_of(p.recompute));
+  out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}{}\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches, name_of(p.recompute), schedule_text(p));
   const double difference = 100 * (step / f.step - 1);
   out += fmt::format("step: {} simulated, {} planned{}\n\n", duration(step), duration(f.step), std::abs(difference) < 0.005 ? std::string() : fmt::format(" ({:+.2f} %)", difference));
   out += heading(context, "compute lane of one rank per stage") + "\n" + gantt(t, kWidth - 14);
   out += "F forward  B backward  r recompute  O optimizer  e expert exchange  t tensor or context  w weights  . idle\n\n";
-  std::vector<std::vector<std::string>> rows;
-  for (const auto& [activity, name] : EnumNames<Activity>::names)
-    if (const Picoseconds time = s.critical.time[static_cast<std::size_t>(activity)]; time > 0)
-      rows.push_back({duration(to_seconds(time)), percent(to_seconds(time) / step), spaced(name)});
-  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return std::stod(a[1]) > std::stod(b[1]); });
-  out += heading(context, fmt::format("critical path ({} events)", s.critical.records.size())) + "\n" + table({{"time", true}, {"share", true}, {"spent on"}}, rows) + "\n";
-  rows.clear();
-  for (std::size_t r = 0; r < s.idle.size(); ++r) {
-    const RankIdle& idle = s.idle[r];
-    std::string causes = idle.bubble > 0 ? "bubble " + percent(to_seconds(idle.bubble) / step) : "";
-    for (const auto& [activity, name] : EnumNames<Activity>::names)
-      if (const Picoseconds w = idle.waiting[static_cast<std::size_t>(activity)]; w > 0) causes += (causes.empty() ? "" : ", ") + spaced(name) + " " + percent(to_seconds(w) / step);
-    rows.push_back({std::to_string(s.job.ranks[r].stage), percent(to_seconds(idle.busy) / step), human(memory[r].peak.peak()), causes});
-  }
-  out += heading(context, "each stage: compute busy, peak memory, and what the rest of the step waits for") + "\n" + table({{"stage", true}, {"busy", true}, {"peak", true}, {"idle"}}, rows);
+  out += critical_path_text(context, s) + "\n";
+  std::vector<Bytes> peak;
+  for (const MemoryTimeline& m : memory) peak.push_back(m.peak.peak());
+  out += idle_text(context, s, peak);
   return out;
 }
 
@@ -112,7 +62,14 @@ Output run(const Context& context, const Options& options) {
   LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
   OutputFiles files({options.trace, options.memory_timeline, options.timeline});
   const std::optional<LoadDraws> draws = drawn_loads(context, loaded.problem, loaded.plan, options.load);
-  const Simulation s = simulate(loaded, options);
+  SimulationOptions how = options.simulation;
+  how.contention = !options.no_contention;
+  if (!options.host_launch.empty()) {
+    const std::optional<Seconds> launch = parse_quantity<Seconds>(options.host_launch);
+    if (!launch || launch->value < 0 || launch->value > 1) throw InputError("--host-launch", shown(options.host_launch), "give a time from 0 to 1 s, e.g. \"5 us\"");
+    how.host_launch = *launch;
+  }
+  const Simulation s = simulate(loaded, how);
   const StepTimeline t = timeline(s.job, s.played);
   const std::vector<MemoryTimeline> memory = memory_of(s, loaded);
   const Forecast f = forecast(loaded.problem, loaded.plan);
@@ -151,6 +108,10 @@ Command simulate_command(CLI::App& program) {
   app->add_option("--memory-timeline", options->memory_timeline, "write allocations and frees in the shape of PyTorch's memory snapshot: JSON, or for a name in .pickle what memory_viz reads");
   app->add_option("--timeline", options->timeline, "write the timeline as moeplan's own JSON");
   app->add_flag("--no-contention", options->no_contention, "every transfer has its links to itself, as the planner assumes");
+  app->add_flag("--interference", options->simulation.interference, "communication takes multiprocessors and bandwidth from compute, and is slowed by it");
+  app->add_option("--host-launch", options->host_launch, "time in which the host issues one call, e.g. \"5 us\" (default: none)");
+  app->add_option("--straggler", options->simulation.straggler, "a rank whose compute is slower")->check(CLI::NonNegativeNumber);
+  app->add_option("--straggler-slowdown", options->simulation.straggler_slowdown, "how many times as long it takes (default 1)")->check(CLI::Range(1.0, 1000.0));
   add_load_options(*app, options->load);
   return {app, [options](const Context& context) { return run(context, *options); }};
 }

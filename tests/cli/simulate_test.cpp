@@ -45,6 +45,80 @@ TEST_F(Simulate, RefusesWhatItCannotReadOrWrite) {
   EXPECT_TRUE(run.out.empty());
 }
 
+// Nothing is written if one of the files cannot be.
+TEST_F(Simulate, WritesAllOfItsFilesOrNone) {
+  const Finished run = moeplan({"simulate", file("plan.json"), "--trace", file("t.json"), "--memory-timeline", file("no/such/folder/m.pickle")});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_NE(run.err.find("m.pickle"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(file("t.json")));
+  EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--trace", file("same.json"), "--timeline", file("same.json")}).exit_code, 2);
+}
+
+TEST_F(Simulate, DrawsLoadsWithASeedAndSaysSo) {
+  const auto load = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"simulate", file("plan.json"), "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished run = moeplan(arguments);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return parse_json(run.out, "stdout").at("load");
+  };
+  const Json plain = load({"--draws", "4", "--seed", "5"});
+  EXPECT_EQ(plain.at("draws"), 4);
+  EXPECT_EQ(plain.at("seed"), 5);
+  EXPECT_LE(plain.at("step_seconds_p50").get<double>(), plain.at("step_seconds_p95").get<double>());
+  EXPECT_EQ(plain, load({"--draws", "4", "--seed", "5"}));
+  EXPECT_NE(plain, load({"--draws", "4", "--seed", "6"}));
+  EXPECT_LT(load({"--draws", "4", "--seed", "5", "--placement", "balanced", "--replicas", "32"}).at("busiest_rank").get<double>(), plain.at("busiest_rank").get<double>());
+  EXPECT_GT(load({"--draws", "4", "--seed", "5", "--capacity-factor", "1"}).at("dropped").get<double>(), 0.01);
+  const Finished text = moeplan({"simulate", file("plan.json")});
+  EXPECT_NE(text.out.find("P95"), std::string::npos);
+  EXPECT_NE(text.out.find("out of memory in"), std::string::npos);
+}
+
+TEST_F(Simulate, WhatSlowsStepsMakesThemLonger) {
+  const auto step = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments{"simulate", file("plan.json"), "--json", "--draws", "0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return parse_json(moeplan(arguments).out, "stdout").at("step_seconds").get<double>();
+  };
+  const double plain = step({});
+  EXPECT_GT(step({"--straggler", "3", "--straggler-slowdown", "1.5"}), plain);
+  EXPECT_GT(step({"--host-launch", "2 ms"}), plain);
+  EXPECT_GE(step({"--interference"}), plain);
+  EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--straggler", "999"}).exit_code, 2);
+  EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--host-launch", "5"}).exit_code, 2);
+}
+
+TEST_F(Simulate, PlaysEverySchedule) {
+  for (const std::vector<std::string>& schedule : {std::vector<std::string>{"--schedule", "interleaved", "--virtual-stages", "2"}, {"--schedule", "zero_bubble"}, {"--schedule", "expert_overlap"}, {"--expert-chunks", "2"}}) {
+    std::vector<std::string> arguments{"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "16", "--pp", "2", "--ep", "8", "-o", file("scheduled.json"), "-q"};
+    arguments.insert(arguments.end(), schedule.begin(), schedule.end());
+    const Finished planned = moeplan(arguments);
+    ASSERT_EQ(planned.exit_code, 0) << planned.err;
+    const Finished run = moeplan({"simulate", file("scheduled.json"), "--no-contention", "--json"});
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const Json answer = parse_json(run.out, "stdout");
+    EXPECT_NEAR(answer.at("step_seconds").get<double>(), answer.at("planned_step_seconds").get<double>(), 1e-6) << schedule.back();
+  }
+  EXPECT_EQ(moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "16", "--schedule", "dualpipe"}).exit_code, 2);
+}
+
+TEST_F(Simulate, RefusesTracesThatDoNotFitTheModel) {
+  for (const char* counts : {"[]", "[[1, 2, 3]]", "[[-1]]", "[[\"x\"]]"}) {
+    std::ofstream(file("trace.json")) << R"({"name": "t", "distribution": {"kind": "trace", "counts": )" << counts << "}}";
+    const Finished run = moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "16", "--load", file("trace.json")});
+    EXPECT_EQ(run.exit_code, 2) << counts;
+    EXPECT_TRUE(run.out.empty()) << counts;
+    EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--placement", "balanced", "--placed-on", file("trace.json")}).exit_code, 2) << counts;
+  }
+  std::string zeros = "[[0";
+  for (int i = 1; i < 128; ++i) zeros += ", 0";
+  std::ofstream(file("trace.json")) << R"({"name": "t", "distribution": {"kind": "trace", "counts": )" << zeros << "]]}}";
+  const Finished run = moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "16", "--load", file("trace.json")});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1);
+}
+
 TEST_F(Simulate, TheAnswerDoesNotDependOnThreads) {
   EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--json", "--threads", "1"}).out, moeplan({"simulate", file("plan.json"), "--json", "--threads", "8"}).out);
 }
