@@ -234,7 +234,7 @@ class Draws {
     OneDraw out;
     DrawnRows rows{.ranks = ranks_, .layers = routing_.layers, .distinct = distinct_, .of = {}};
     std::vector<double> busiest(index(routing_.layers * distinct_), 1.0);
-    if (ranks_ > 1) {
+    if (ranks_ > 1 || (routing_.experts > 0 && options_.capacity_factor)) {
       rows.of.resize(index(routing_.layers * distinct_ * ranks_));
       const auto population = expert_shares(problem_.load, routing_.layers, routing_.experts, d);
       double sum = 0;

@@ -55,8 +55,9 @@ TEST_F(Simulate, WritesAllOfItsFilesOrNone) {
 }
 
 TEST_F(Simulate, DrawsLoadsWithASeedAndSaysSo) {
+  ASSERT_EQ(moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "16", "--pp", "2", "--ep", "8", "-o", file("spread.json"), "-q"}).exit_code, 0);
   const auto load = [&](std::vector<std::string> more) {
-    std::vector<std::string> arguments{"simulate", file("plan.json"), "--json"};
+    std::vector<std::string> arguments{"simulate", file("spread.json"), "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Finished run = moeplan(arguments);
     EXPECT_EQ(run.exit_code, 0) << run.err;

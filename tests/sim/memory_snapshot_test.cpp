@@ -3,6 +3,7 @@
 #include "sim/engine/memory_snapshot.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -21,6 +22,12 @@ std::vector<MemoryTimeline> example() {
   t.blocks = {{MemoryCategory::weights, {std::int64_t{5} << 30}, 0, 9'000'000, 0, 5, 0}, {MemoryCategory::activations, {4096}, 1'000'000, 3'000'000, 1, 2, 1},
               {MemoryCategory::activations, {8192}, 3'000'000, 5'000'000, 3, 4, 1}};
   return {t, MemoryTimeline{}};
+}
+
+std::filesystem::path folder(const char* name) {
+  const auto dir = std::filesystem::temp_directory_path() / ("moeplan_snapshot_" + std::to_string(::getpid()) + "_" + name);
+  std::filesystem::create_directories(dir);
+  return dir;
 }
 
 TEST(MemorySnapshot, AllocatesAndFreesEachBlockOnceInOrder) {
@@ -61,8 +68,7 @@ TEST(MemorySnapshot, ThePickleUsesNoOpcodeThatCouldRunAnything) {
 
 TEST(MemorySnapshot, PythonLoadsFromThePickleWhatTheJsonSays) {
   if (std::system("python3 -c 'import pickle' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no python3";
-  const auto dir = std::filesystem::temp_directory_path() / ("moeplan_pickle_" + std::to_string(std::hash<std::string>{}(::testing::TempDir()) % 100000));
-  std::filesystem::create_directories(dir);
+  const auto dir = folder("pickle");
   std::ofstream(dir / "m.pickle", std::ios::binary) << memory_snapshot_pickle(example());
   std::ofstream(dir / "m.json") << memory_snapshot(example());
   std::ofstream(dir / "check.py") << "import io, json, pickle, sys\n"
@@ -75,7 +81,12 @@ TEST(MemorySnapshot, PythonLoadsFromThePickleWhatTheJsonSays) {
                                      "assert a['device_traces'][0][0]['size'] == 5 << 30\n";
   const std::string command = "python3 " + (dir / "check.py").string() + " " + dir.string() + " > " + (dir / "log").string() + " 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0) << "see " << dir / "log";
-  if (std::system("python3 -c 'import torch' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no torch: its own viewer was not tried";
+}
+
+TEST(MemorySnapshot, PyTorchsOwnViewerDrawsThePickle) {
+  if (std::system("python3 -c 'import torch' > /dev/null 2>&1") != 0) GTEST_SKIP() << "no python3 with torch";
+  const auto dir = folder("viewer");
+  std::ofstream(dir / "m.pickle", std::ios::binary) << memory_snapshot_pickle(example());
   const std::string viewer = "python3 -m torch.cuda._memory_viz trace_plot " + (dir / "m.pickle").string() + " -o " + (dir / "m.html").string() + " > " + (dir / "log").string() + " 2>&1";
   EXPECT_EQ(std::system(viewer.c_str()), 0) << "see " << dir / "log";
 }
