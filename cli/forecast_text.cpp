@@ -24,6 +24,14 @@ constexpr std::array kClasses{std::pair{"attention", &Workload::attention}, std:
 
 }  // namespace
 
+namespace {
+
+/// {"low": .., "high": ..}: the central 90 %.
+Json interval_json(const Interval& i) { return {{"low", i.low}, {"high", i.high}}; }
+Json interval_json(const std::optional<Interval>& i) { return i ? interval_json(*i) : Json(nullptr); }
+
+}  // namespace
+
 Json plan_json(const RankedPlan& ranked) {
   const Plan& plan = ranked.plan;
   const Forecast& f = ranked.forecast;
@@ -61,6 +69,13 @@ Json plan_json(const RankedPlan& ranked) {
               {"time", std::move(time)},
               {"gpu_hours", f.device_hours ? Json(*f.device_hours) : Json(nullptr)},
               {"cost_usd", f.cost_usd ? Json(*f.cost_usd) : Json(nullptr)},
+              {"intervals",
+               {{"step_seconds", interval_json(f.step_interval)},
+                {"tokens_per_second", interval_json(f.tokens_per_second_interval)},
+                {"peak_memory_bytes", interval_json(f.memory_interval)},
+                {"gpu_hours", interval_json(f.device_hours_interval)},
+                {"cost_usd", interval_json(f.cost_interval)}}},
+              {"out_of_memory_risk", f.out_of_memory_risk},
               {"basis", {{"measured", f.basis[0]}, {"interpolated", f.basis[1]}, {"roofline", f.basis[2]}}}};
 }
 

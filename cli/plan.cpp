@@ -32,6 +32,7 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   out["problem"] = problem_json(problem);
   out["searched"] = answer.searched;
   out["feasible"] = answer.feasible;
+  out["bounded"] = answer.bounded;
   out["seconds"] = seconds;
   out["rejected"] = Json::object();
   for (const auto& [rule, count] : answer.rejected) out["rejected"][rule] = count;
@@ -87,6 +88,10 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   if (best.device_hours)
     out += fmt::format("Plan 1: {} tokens take {} GPU-hours ({}){}.\n", short_count(*problem.workload.tokens), grouped(static_cast<std::int64_t>(*best.device_hours + 0.5)),
                        duration({*best.device_hours * 3600 / static_cast<double>(problem.cluster.devices())}), best.cost_usd ? " and cost " + dollars(*best.cost_usd) : "");
+  out += wrapped(fmt::format("Plan 1 in 90 % of cases: a step of {} to {}, {:.0f} to {:.0f} tokens/s a GPU{}; {} of the load draws run out of memory. Plans are ranked by the lower end of their speed.", duration({best.step_interval.low}),
+                             duration({best.step_interval.high}), best.tokens_per_second_interval.low / static_cast<double>(problem.cluster.devices()), best.tokens_per_second_interval.high / static_cast<double>(problem.cluster.devices()),
+                             best.cost_interval ? fmt::format(", {} to {}", dollars(best.cost_interval->low), dollars(best.cost_interval->high)) : "", percent(best.out_of_memory_risk)),
+                 kWidth, 2) + "\n";
   return out + "\n" + breakdown_text(context, problem, best);
 }
 
@@ -124,7 +129,8 @@ Output run(const Context& context, const PlanOptions& options) {
     return out;
   }
   out.text = problem_text(problem);
-  out.text += fmt::format("searched {} plans in {}: {} fit\n\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible));
+  out.text += fmt::format("searched {} plans in {}: {} fit, {} of them decided by a bound\n\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible),
+                          grouped(answer.bounded));
   if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible, problem.cluster.devices());
   else out.text += found_text(context, problem, answer, options);
   out.text += "\n" + rejected_text(context, answer);

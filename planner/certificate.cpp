@@ -10,21 +10,17 @@
 namespace moeplan {
 namespace {
 
-/// Marks a problem that is only asked whether anything fits, so that its own certificate is not searched for.
-constexpr const char* kProbe = "probe";
-
-/// Whether anything fits: searched with the same pins and, where they are free, what needs least memory.
-bool anything_fits(Problem problem, SearchOptions options) {
-  problem.cluster.name = kProbe;
+/// Searched with the same pins and, where they are free, what needs least memory.
+bool something_fits(const Problem& problem, SearchOptions options) {
   options.progress = nullptr;
-  options.top = 1;
   if (!options.pins.recompute) options.pins.recompute = Recompute::full;
   if (!options.pins.micro_batch) options.pins.micro_batch = 1;
   if (!options.pins.reshard_after_forward) options.pins.reshard_after_forward = true;
+  if (!options.pins.prefetch) options.pins.prefetch = 0;
   try {
-    return plan(problem, options).feasible > 0;
+    return anything_fits(problem, options);
   } catch (const InputError&) {
-    return false;  // the batch or a pin does not divide at this size
+    return false;  // a pin does not divide at this size
   }
 }
 
@@ -37,7 +33,7 @@ std::optional<std::int64_t> larger_cluster(const Problem& problem, const SearchO
     } catch (const InputError&) {
       return std::nullopt;
     }
-    if (anything_fits(larger, options)) return larger.cluster.devices();
+    if (something_fits(larger, options)) return larger.cluster.devices();
   }
   return std::nullopt;
 }
@@ -47,7 +43,7 @@ std::optional<std::int64_t> shorter_sequence(const Problem& problem, const Searc
   Problem shorter = problem;
   while (shorter.workload.sequence_length > 512) {
     shorter.workload.sequence_length /= 2;
-    if (anything_fits(shorter, options)) return shorter.workload.sequence_length;
+    if (something_fits(shorter, options)) return shorter.workload.sequence_length;
   }
   return std::nullopt;
 }
@@ -63,7 +59,6 @@ Infeasible certificate(const Problem& problem, const NearMiss& nearest, const Se
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names) all.push_back({std::string(name), nearest.memory[category]});
   std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   out.largest.assign(all.begin(), all.begin() + 3);
-  if (problem.cluster.name == kProbe) return out;
   std::vector<std::string> fixes;
   const std::string& first = out.largest.front().name;
   const bool by_activations = first == name_of(MemoryCategory::activations) || first == name_of(MemoryCategory::dispatch_buffers) || first == name_of(MemoryCategory::workspace);

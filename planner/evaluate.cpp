@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 #include <tuple>
 
-#include "planner/load_factors.hpp"
+#include "planner/evaluator_shared.hpp"
 #include "planner/scheduled.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/groups.hpp"
@@ -16,24 +17,39 @@ namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-/// One layer kind under this group's sharding, lowered and priced.
-struct Kind {
-  Block block;                        ///< at the median load
-  PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
-  std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
-  double more = 1;
-  BlockTime time50, time95;
-  Flops flops{};
-};
+/// Calls [first, end) of `seen` as they were priced.
+PassSpread spread_of(std::span<const std::pair<std::size_t, Estimate>> seen) {
+  std::map<std::size_t, PassSpread> by_operator;
+  for (const auto& [what, e] : seen) {
+    by_operator[what].below += e.median.value - e.low.value;
+    by_operator[what].above += e.high.value - e.median.value;
+  }
+  PassSpread out;
+  for (const auto& [what, each] : by_operator) {
+    out.below += each.below * each.below;
+    out.above += each.above * each.above;
+  }
+  return {std::sqrt(out.below), std::sqrt(out.above)};
+}
 
-/// Rows kept for backward grow linearly with the hottest rank's load.
-std::array<Bytes, kMemoryCategories> kept_at(const Kind& k, double factor) {
+/// Calls that err together share a number.
+std::size_t error_group(const BlockNode& node) {
+  if (const OpCall* op = std::get_if<OpCall>(&node.call)) return op->op.index();
+  if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return 1000 + static_cast<std::size_t>(comm->collective);
+  return 2000;
+}
+
+}  // namespace
+
+std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor) {
   std::array<Bytes, kMemoryCategories> out = k.kept;
   if (k.more > 1)
     for (std::size_t c = 0; c < kMemoryCategories; ++c)
       out[c].value += std::llround(static_cast<double>(k.kept_more[c].value - k.kept[c].value) * (factor - 1) / (k.more - 1));
   return out;
 }
+
+namespace {
 
 /// Forward or backward of one stage: FSDP gathers on their lane, `prefetch` blocks ahead, under the blocks' own time.
 struct LaneResult { double total = 0, exposed = 0; };
@@ -58,14 +74,6 @@ LaneResult run_lanes(const std::vector<double>& compute, const std::vector<doubl
   return {now, now - busy};
 }
 
-}  // namespace
-
-namespace {
-
-/// What decides how weights look on a rank before data sharding.
-using WeightKey = std::tuple<int, int, int, DType>;
-WeightKey weight_key(const Plan& p) { return {p.parallelism.tp, p.parallelism.ep, p.parallelism.etp, p.frozen_storage}; }
-
 /// What decides how they are sharded and reduced over data ranks.
 using ShardKey = std::tuple<int, int, bool, bool, bool>;
 ShardKey shard_key(const Parallelism& p) { return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1}; }
@@ -78,18 +86,6 @@ struct Sharded {
 };
 
 }  // namespace
-
-struct Evaluator::Shared {
-  const Problem& problem;
-  bool full_attention;
-  ModelOutline outline;
-  Prices prices;
-  Links links;
-  LoadFactors load;
-  std::vector<std::size_t> kind_of;      ///< per slot of the model (embedding, layers, head): which kind it is
-  std::vector<std::int32_t> example;     ///< per kind: a layer of it
-  std::map<WeightKey, std::vector<Block>> weights;   ///< per kind
-};
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention)
     : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
@@ -119,7 +115,7 @@ struct Evaluator::Group::State {
   Plan plan;
   FactorBand load;                              ///< over the whole model
   const std::vector<Block>& weights;            ///< per kind
-  std::vector<std::unique_ptr<Kind>> kinds;     ///< lowered and priced on first use
+  std::vector<std::unique_ptr<PricedKind>> kinds;     ///< lowered and priced on first use
   std::map<ShardKey, Sharded> sharded_;
 
   State(const Shared& s, const Plan& p)
@@ -131,29 +127,24 @@ struct Evaluator::Group::State {
     return shared.links.host_wait(group_shape(moeplan::Group::expert, plan.parallelism));
   }
 
-  const Kind& kind(std::size_t id) {
-    std::unique_ptr<Kind>& k = kinds[id];
+  Block lowered(std::size_t id, double scale) const { return lower_slot(shared.problem, plan, shared.outline, shared.example[id], scale); }
+
+  /// What it holds, without its times.
+  const PricedKind& held(std::size_t id) {
+    std::unique_ptr<PricedKind>& k = kinds[id];
     if (k) return *k;
-    k = std::make_unique<Kind>();
-    const auto lowered = [&](double scale) { return lower_slot(shared.problem, plan, shared.outline, shared.example[id], scale); };
-    const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
-    k->block = lowered(load.p50.step);
-    k->time50 = timed(k->block, load.p50.step);
-    const bool routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
-    if (!routed || load.p95.buffer == 1.0) {
-      const BlockMemory m = block_memory(k->block);
-      k->forward50 = k->forward95 = m.forward;
-      k->backward50 = k->backward95 = m.backward;
-      k->kept = m.kept;
-      k->time95 = k->time50;
-      k->flops = model_flops(k->block, shared.full_attention);
+    k = std::make_unique<PricedKind>();
+    k->block = lowered(id, 1.0);
+    const BlockMemory balanced = block_memory(k->block);
+    k->kept = balanced.kept;
+    k->routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
+    if (!k->routed || load.p95.buffer == 1.0) {
+      k->forward50 = k->forward95 = balanced.forward;
+      k->backward50 = k->backward95 = balanced.backward;
       return *k;
     }
-    const Block balanced = lowered(1.0);
-    k->flops = model_flops(balanced, shared.full_attention);
-    k->kept = block_memory(balanced).kept;
-    k->time95 = timed(lowered(load.p95.step), load.p95.step);
-    const BlockMemory m50 = block_memory(lowered(load.p50.buffer)), m95 = block_memory(lowered(load.p95.buffer));
+    const BlockMemory m95 = block_memory(lowered(id, load.p95.buffer));
+    const BlockMemory m50 = load.p50.buffer == load.p95.buffer ? m95 : block_memory(lowered(id, load.p50.buffer));
     k->forward50 = m50.forward;
     k->backward50 = m50.backward;
     k->forward95 = m95.forward;
@@ -161,6 +152,23 @@ struct Evaluator::Group::State {
     k->kept_more = m95.kept;
     k->more = load.p95.buffer;
     return *k;
+  }
+
+  const PricedKind& kind(std::size_t id) {
+    (void)held(id);
+    PricedKind& k = *kinds[id];
+    if (k.timed) return k;
+    k.timed = true;
+    k.flops = model_flops(k.block, shared.full_attention);
+    const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
+    if (k.routed && load.p50.step != 1.0) k.block = lowered(id, load.p50.step);
+    std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
+    k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), price(n, load.p50.step)).second; });
+    const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
+    k.forward_spread = spread_of(priced.first(k.block.forward.size()));
+    k.backward_spread = spread_of(priced.subspan(k.block.forward.size()));
+    k.time95 = !k.routed || load.p95.step == load.p50.step ? k.time50 : timed(lowered(id, load.p95.step), load.p95.step);
+    return k;
   }
 
   [[nodiscard]] std::size_t layers() const { return shared.outline.kinds.size(); }
@@ -209,6 +217,9 @@ static Plan plain(const Plan& plan) {
   return out;
 }
 
+const PricedKind& Evaluator::Group::kind(std::size_t id) { return state_->kind(id); }
+const PricedKind& Evaluator::Group::held(std::size_t id) { return state_->held(id); }
+
 MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
   if (plan.virtual_stages > 1) return standing(plain(plan));
   State& s = *state_;
@@ -250,7 +261,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   Forecast out;
   const Sharded& sharded = s.sharded(plan);
   struct PerKind {
-    const Kind* kind;
+    const PricedKind* kind;
     SlotMemory slot;
     double gather, reduce;
   };
@@ -371,13 +382,6 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   out.model_flops = {model * micro_steps};
   finish(out, plan, problem);
   return out;
-}
-
-Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops) {
-  Evaluator shared(problem, full_attention_flops);
-  shared.prepare(plan);
-  Evaluator::Group group(shared, plan);
-  return group.forecast(plan);
 }
 
 }  // namespace moeplan

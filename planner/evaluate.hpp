@@ -5,11 +5,33 @@
 #include <memory>
 
 #include "planner/planner.hpp"
+#include "sim/cost/block_time.hpp"
 #include "sim/cost/collectives.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/program/program.hpp"
 
 namespace moeplan {
+
+/// Half widths of the central 90 % of a pass: seconds below and above its time. Calls of one operator err together, calls of different
+/// operators independently: sums inside an operator, the root of squares over them.
+struct PassSpread {
+  double below = 0, above = 0;
+};
+
+/// One layer kind under a group's sharding, lowered and priced.
+struct PricedKind {
+  Block block;                        ///< at the balanced load; at the median load once it is timed
+  bool routed = false, timed = false;
+  PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
+  std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
+  double more = 1;
+  BlockTime time50, time95;
+  PassSpread forward_spread, backward_spread;
+  Flops flops{};
+};
+
+/// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
+[[nodiscard]] std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& kind, double factor);
 
 /// What all candidates of a problem share. Built once, read from any thread.
 class Evaluator {
@@ -30,6 +52,10 @@ class Evaluator {
     /// Bytes of the heaviest stage that no recompute or micro-batch changes: weights, adapters, gradients, optimizer, context.
     [[nodiscard]] MemoryBreakdown standing(const Plan& plan);
     [[nodiscard]] Forecast forecast(const Plan& plan);
+    /// Lowered and priced on first use.
+    [[nodiscard]] const PricedKind& kind(std::size_t id);
+    /// Same without its times, flops and spreads.
+    [[nodiscard]] const PricedKind& held(std::size_t id);
 
    private:
     struct State;

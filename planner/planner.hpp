@@ -11,7 +11,7 @@ namespace moeplan {
 /// Degrees and switches the user fixed; the others are searched.
 struct Pins {
   std::optional<int> pp, tp, cp, ep, etp, dp_replicate, dp_shard, expert_shard;
-  std::optional<std::int64_t> micro_batch;
+  std::optional<std::int64_t> micro_batch, prefetch;
   std::optional<Recompute> recompute;
   std::optional<DType> frozen_storage;
   std::optional<bool> reshard_after_forward;
@@ -40,7 +40,8 @@ struct SearchOptions {
 };
 
 struct Answer {
-  std::int64_t searched = 0, feasible = 0;
+  std::int64_t searched = 0, feasible = 0;       ///< candidates decided, each a distinct lowering; of those, how many fit
+  std::int64_t bounded = 0;                       ///< of the feasible: decided by a bound, because a faster plan needs no more memory
   std::map<std::string, std::int64_t> rejected;   ///< by rule
   std::map<std::string, std::string> example;     ///< by rule: one reason in numbers, of the candidate closest to fitting
   std::vector<RankedPlan> plans;                  ///< best step time first, then the rest of the Pareto front
@@ -50,6 +51,9 @@ struct Answer {
 
 /// Throws InputError for pins that cannot fold onto the cluster.
 [[nodiscard]] Answer plan(const Problem& problem, const SearchOptions& options);
+
+/// Whether any candidate fits in memory; no time is priced. Throws as `plan` does for pins.
+[[nodiscard]] bool anything_fits(const Problem& problem, const SearchOptions& options);
 
 /// Prices one plan as given.
 [[nodiscard]] Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops = false);

@@ -6,117 +6,307 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <set>
 
 #include "core/error.hpp"
 #include "planner/certificate.hpp"
-#include "planner/evaluate.hpp"
+#include "planner/incumbents.hpp"
+#include "planner/intervals.hpp"
 #include "planner/rules.hpp"
 #include "planner/space.hpp"
 
 namespace moeplan {
 namespace {
 
-/// What one group of candidates came to. Groups are merged in order, so that threads do not show in the answer.
-struct GroupResult {
-  std::vector<RankedPlan> feasible;
-  std::map<std::string, std::int64_t> rejected;
-  std::map<std::string, std::string> example;
-  std::map<std::string, NearMiss> nearest;   ///< by memory rule: smallest need among those it rejects
+/// Groups searched between two looks at what all groups have found: what is cut off by a bound does not depend on threads.
+constexpr std::size_t kRound = 48;
+
+/// Of the candidates that a memory rule rejects the one that comes closest.
+struct Miss {
+  std::int64_t bytes = std::numeric_limits<std::int64_t>::max();
+  std::size_t block = 0;
+  Choice choice;
+  void take(std::int64_t need, std::size_t of, const Choice& c) {
+    if (need < bytes) *this = {need, of, c};
+  }
 };
 
-void reject(GroupResult& r, const std::string& rule, const std::string& reason) {
-  ++r.rejected[rule];
-  r.example.try_emplace(rule, reason);
-}
+/// What one group of candidates came to. Groups are merged in order, so that threads do not show in the answer.
+struct GroupResult {
+  std::int64_t searched = 0, feasible = 0, bounded = 0, states = 0, peaks = 0;   ///< the last two: rejected by memory
+  std::map<std::string, std::int64_t> rejected;
+  std::map<std::string, std::string> example;
+  Miss nearest_states, nearest_peak;
+  std::vector<Found> found;
+  std::unique_ptr<Evaluator::Group> group;   ///< kept where something was found
+};
 
-void too_large(GroupResult& r, const char* rule, const Plan& plan, const MemoryBreakdown& memory) {
-  ++r.rejected[rule];
-  const auto [it, fresh] = r.nearest.try_emplace(rule, NearMiss{plan, memory});
-  if (!fresh && memory.peak() < it->second.memory.peak()) it->second = {plan, memory};
-}
-
-GroupResult evaluate(const Evaluator& shared, const CandidateGroup& group, const Problem& problem) {
-  GroupResult out;
-  const Bytes have = problem.cluster.device.memory;
-  Evaluator::Group pricer(shared, group.plans.front());
-  for (const Plan& plan : group.plans) {
-    if (const auto rejection = first_rejection(problem, plan)) { reject(out, rejection->rule, rejection->reason); continue; }
-    const MemoryBreakdown standing = pricer.standing(plan);
-    if (standing.peak() > have) { too_large(out, "memory_states", plan, standing); continue; }
-    const Forecast f = pricer.forecast(plan);
-    if (f.memory_p95.peak() > have) { too_large(out, "memory_peak", plan, f.memory_p95); continue; }
-    out.feasible.push_back({plan, f});
+class Search {
+ public:
+  Search(const Problem& problem, const SearchOptions& options)
+      : problem_(problem), options_(options), grid_(grid(problem, options)), shared_(problem, options.full_attention_flops), best_(static_cast<std::size_t>(std::max(1, options.top))),
+        arena_(options.threads > 0 ? std::min(options.threads, tbb::info::default_concurrency()) : tbb::task_arena::automatic) {
+    for (const Grid::Block& b : grid_.blocks) shared_.prepare(b.plan);
   }
-  return out;
-}
 
-/// Throughputs within half a per cent are one to a model that is off by more than that.
-constexpr double kResolution = 0.005;
+  Answer run() {
+    make_tables();
+    results_.resize(grid_.blocks.size());
+    for (std::size_t first = 0; first < grid_.blocks.size(); first += kRound) {
+      const std::size_t end = std::min(grid_.blocks.size(), first + kRound);
+      for_each(first, end, [&](std::size_t i) { results_[i] = group(i); });
+      for (std::size_t i = first; i < end; ++i)
+        for (const Found& f : results_[i].found) best_.add(f);
+      (void)best_.kept();
+      drop_groups(end);
+    }
+    return answer();
+  }
 
-/// Higher throughput first; of those the model cannot tell apart less memory, then the simpler layout.
-bool better(const RankedPlan& a, const RankedPlan& b) {
-  const auto key = [](const RankedPlan& r) {
-    const Parallelism& p = r.plan.parallelism;
-    return std::tuple(-std::floor(std::log(r.forecast.tokens_per_second) / kResolution), r.forecast.memory_p95.peak().value, p.pp, p.tp, p.ep, p.dp_shard, p.expert_shard, r.plan.micro_batch, static_cast<int>(r.plan.recompute), r.plan.reshard_after_forward, -r.forecast.tokens_per_second);
-  };
-  return key(a) < key(b);
-}
+  /// Whether any candidate's memory fits; times are not priced.
+  bool anything_fits() {
+    make_tables();
+    for (std::size_t first = 0; first < grid_.blocks.size(); first += kRound) {
+      const std::size_t end = std::min(grid_.blocks.size(), first + kRound);
+      std::atomic<bool> fits{false};
+      for_each(first, end, [&](std::size_t i) {
+        if (!fits) fits = fits || group_fits(i);
+      });
+      if (fits) return true;
+    }
+    return false;
+  }
+
+ private:
+  template <class F>
+  void for_each(std::size_t first, std::size_t end, const F& f) {
+    arena_.execute([&] {
+      tbb::parallel_for(first, end, [&](std::size_t i) {
+        f(i);
+        if (options_.progress) options_.progress(static_cast<double>(++done_) / static_cast<double>(grid_.blocks.size()));
+      });
+    });
+  }
+
+  /// One table per weights and layouts, shared by micro-batches and recompute.
+  void make_tables() {
+    std::map<std::pair<std::size_t, DType>, std::size_t> known;
+    std::vector<std::size_t> example;
+    for (std::size_t i = 0; i < grid_.blocks.size(); ++i) {
+      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage}, example.size());
+      if (fresh) example.push_back(i);
+      table_of_.push_back(it->second);
+    }
+    tables_.resize(example.size());
+    arena_.execute([&] {
+      tbb::parallel_for(std::size_t{0}, example.size(), [&](std::size_t t) {
+        const Grid::Block& b = grid_.blocks[example[t]];
+        tables_[t] = shard_table(shared_.shared(), b.plan, grid_.layouts[b.layouts]);
+      });
+    });
+  }
+
+  /// Calls `f` for each distinct choice of a group that the rules let pass; counts the others.
+  template <class F>
+  void each_choice(std::size_t block, GroupScorer& scorer, GroupResult& out, const F& f) {
+    const ShardTable& table = tables_[table_of_[block]];
+    const auto layers = static_cast<std::int64_t>(problem_.model.layers.size());
+    for (std::size_t s = 0; s < table.stages.size(); ++s)
+      for (const int v : grid_.virtual_stages)
+        if (grid_.holds(table.stages[s].pp, v, layers)) each_choice(block, scorer, s, v, out, f);
+  }
+
+  template <class F>
+  void each_choice(std::size_t block, GroupScorer& scorer, std::size_t s, int v, GroupResult& out, const F& f) {
+    const ShardStages& stages = tables_[table_of_[block]].stages[s];
+    if (const std::optional<Rejection> rejection = first_rejection(problem_, example(block, scorer, s, v))) {
+      const std::int64_t n = choices(block, stages.pp);
+      out.searched += n;
+      out.rejected[rejection->rule] += n;
+      out.example.try_emplace(rejection->rule, rejection->reason);
+      return;
+    }
+    for (std::size_t d = 0; d < stages.dense.size(); ++d)
+      for (std::size_t e = 0; e < stages.expert.size(); ++e)
+        for (const bool reshard : grid_.reshards)
+          for (const std::int64_t prefetch : grid_.prefetches)
+            if (grid_.distinct(stages.dense[d].gathers || stages.expert[e].gathers, reshard, prefetch)) f(Choice{s, d, e, reshard, prefetch, v});
+  }
+
+  /// Rules look at stages, batch and blocks, not at how states are sharded: one plan stands for all.
+  Plan example(std::size_t block, const GroupScorer& scorer, std::size_t stages, int v) const {
+    const ShardStages& s = tables_[table_of_[block]].stages[stages];
+    Plan plan = grid_.blocks[block].plan;
+    for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
+      if (p.pp == s.pp) { plan.parallelism = p; break; }
+    plan.micro_batches = scorer.micro_batches(stages);
+    return scheduled(std::move(plan), v);
+  }
+
+  /// The plan under the schedule that is searched.
+  Plan scheduled(Plan plan, int v) const {
+    plan.schedule = grid_.schedule;
+    plan.virtual_stages = v;
+    plan.stage_layers = even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
+    return plan;
+  }
+
+  [[nodiscard]] bool closed_form() const { return grid_.schedule == Schedule::one_forward_one_backward && grid_.virtual_stages == std::vector<int>{1}; }
+
+  std::int64_t choices(std::size_t block, int pp) const {
+    std::int64_t n = 0;
+    for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
+      if (p.pp == pp)
+        for (const bool reshard : grid_.reshards)
+          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch) ? 1 : 0;
+    return n;
+  }
+
+  bool group_fits(std::size_t i) {
+    Evaluator::Group group(shared_, grid_.blocks[i].plan);
+    GroupScorer scorer(shared_, group, grid_.blocks[i].plan, tables_[table_of_[i]]);
+    GroupResult unused;
+    bool fits = false;
+    const std::int64_t have = problem_.cluster.device.memory.value;
+    each_choice(i, scorer, unused, [&](const Choice& c) {
+      if (fits) return;
+      if (closed_form()) fits = scorer.memory(c).p95 <= have;
+      else if (scorer.memory(c).states <= have) fits = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95.peak().value <= have;
+    });
+    return fits;
+  }
+
+  /// A candidate under another schedule, by the walk. Its interval is that of its price under 1F1B.
+  void walk(GroupScorer& scorer, const Choice& c, std::size_t i, GroupResult& out, Incumbents& best) {
+    const std::int64_t have = problem_.cluster.device.memory.value;
+    const Plan plan = scheduled(scorer.plan(c), c.virtual_stages);
+    const std::int64_t states = out.group->standing(plan).peak().value;
+    if (states > have) { ++out.states; out.nearest_states.take(states, i, c); return; }
+    Forecast f = out.group->forecast(plan);
+    const PeakBytes memory{states, f.memory.peak().value, f.memory_p95.peak().value};
+    if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
+    ++out.feasible;
+    Four step = scorer.step(c);
+    step = step * (f.step.value / step.median());
+    step.v[0] = f.step.value;
+    step.v[1] = f.step_p95.value;
+    best.add(moeplan::found(problem_, grid_.blocks[i].plan, tables_[table_of_[i]].stages[c.stages], i, c, memory, step, scorer.micro_batches(c.stages)));
+  }
+
+  GroupResult group(std::size_t i) {
+    GroupResult out;
+    const Plan& block = grid_.blocks[i].plan;
+    const std::int64_t have = problem_.cluster.device.memory.value;
+    out.group = std::make_unique<Evaluator::Group>(shared_, block);
+    GroupScorer scorer(shared_, *out.group, block, tables_[table_of_[i]]);
+    Incumbents best = best_;
+    each_choice(i, scorer, out, [&](const Choice& c) {
+      ++out.searched;
+      if (!closed_form()) { walk(scorer, c, i, out, best); return; }
+      const PeakBytes memory = scorer.memory(c);
+      if (memory.states > have) { ++out.states; out.nearest_states.take(memory.states, i, c); return; }
+      if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
+      ++out.feasible;
+      const ShardStages& s = tables_[table_of_[i]].stages[c.stages];
+      const double tokens = static_cast<double>(block.micro_batch * scorer.micro_batches(c.stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);
+      const Four floor = scorer.floor(c);
+      if (best.hopeless(throughput_bin(tokens / std::max(floor[Lane4::high], floor[Lane4::p95])), memory.p95)) { ++out.bounded; return; }
+      const Four step = scorer.step(c);
+      best.add(moeplan::found(problem_, block, s, i, c, memory, step, scorer.micro_batches(c.stages)));
+    });
+    for (const Found& f : best.kept())
+      if (f.block == i) out.found.push_back(f);
+    if (out.found.empty()) out.group.reset();
+    return out;
+  }
+
+  /// Frees the lowered blocks of groups of which nothing is kept.
+  void drop_groups(std::size_t end) {
+    std::set<std::size_t> used;
+    for (const Found& f : best_.kept()) used.insert(f.block);
+    for (std::size_t i = 0; i < end; ++i)
+      if (!used.contains(i)) results_[i].group.reset();
+  }
+
+  Plan plan_of(std::size_t block, const Choice& c) {
+    Evaluator::Group group(shared_, grid_.blocks[block].plan);
+    return scheduled(GroupScorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]).plan(c), c.virtual_stages);
+  }
+
+  NearMiss near_miss(const Miss& miss, bool states) {
+    const Plan plan = plan_of(miss.block, miss.choice);
+    Evaluator::Group group(shared_, grid_.blocks[miss.block].plan);
+    return {plan, states ? group.standing(plan) : group.forecast(plan).memory_p95};
+  }
+
+  void say_memory(Answer& answer, const char* rule, std::int64_t count, const NearMiss& near) {
+    answer.rejected[rule] = count;
+    answer.example[rule] = fmt::format("the closest one needs {} of a device's {} ({})", human(near.memory.peak()), human(problem_.cluster.device.memory),
+                                       near.memory.peak_at.empty() ? "states alone" : near.memory.peak_at);
+  }
+
+  Answer answer() {
+    Answer out;
+    std::int64_t states = 0, peaks = 0;
+    Miss nearest_states, nearest_peak;
+    for (GroupResult& r : results_) {
+      out.searched += r.searched, out.feasible += r.feasible, out.bounded += r.bounded, states += r.states, peaks += r.peaks;
+      for (auto& [rule, count] : r.rejected) out.rejected[rule] += count;
+      for (auto& [rule, reason] : r.example) out.example.try_emplace(rule, reason);
+      if (r.nearest_states.bytes < nearest_states.bytes) nearest_states = r.nearest_states;
+      if (r.nearest_peak.bytes < nearest_peak.bytes) nearest_peak = r.nearest_peak;
+    }
+    std::optional<NearMiss> by_states, by_peak;
+    if (states > 0) say_memory(out, "memory_states", states, by_states.emplace(near_miss(nearest_states, true)));
+    if (peaks > 0) say_memory(out, "memory_peak", peaks, by_peak.emplace(near_miss(nearest_peak, false)));
+    if (out.feasible == 0) {
+      if (!by_states && !by_peak) {
+        std::string why;
+        for (const auto& [rule, reason] : out.example) why += (why.empty() ? "" : "; ") + rule + ": " + reason;
+        throw InputError("plan", "no candidate passes the rules: " + why, "change the batch, the pinned degrees or the cluster");
+      }
+      // A candidate whose states fit came closer than one whose states alone do not.
+      out.infeasible = certificate(problem_, by_peak ? *by_peak : *by_states, options_);
+      return out;
+    }
+    const std::vector<Found>& kept = best_.kept();
+    out.plans.resize(kept.size());
+    std::map<std::size_t, std::vector<std::size_t>> by_block;
+    for (std::size_t i = 0; i < kept.size(); ++i) by_block[kept[i].block].push_back(i);
+    const std::vector<std::pair<std::size_t, std::vector<std::size_t>>> work(by_block.begin(), by_block.end());
+    arena_.execute([&] {
+      tbb::parallel_for(std::size_t{0}, work.size(), [&](std::size_t w) {
+        const auto& [block, members] = work[w];
+        Evaluator::Group& group = *results_[block].group;
+        const GroupScorer scorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]);
+        for (const std::size_t i : members) {
+          out.plans[i].plan = scheduled(scorer.plan(kept[i].choice), kept[i].choice.virtual_stages);
+          out.plans[i].forecast = group.forecast(out.plans[i].plan);
+          add_intervals(out.plans[i].forecast, kept[i].step, problem_);
+        }
+      });
+    });
+    for (std::size_t i = 0; i < kept.size(); ++i)
+      if (best_.front()[i]) out.pareto.push_back(i);
+    return out;
+  }
+
+  const Problem& problem_;
+  const SearchOptions& options_;
+  Grid grid_;
+  Evaluator shared_;
+  Incumbents best_;
+  tbb::task_arena arena_;
+  std::vector<std::size_t> table_of_;   ///< per block
+  std::vector<ShardTable> tables_;
+  std::vector<GroupResult> results_;
+  std::atomic<std::size_t> done_{0};
+};
 
 }  // namespace
 
-Answer plan(const Problem& problem, const SearchOptions& options) {
-  const std::vector<CandidateGroup> groups = candidates(problem, options);
-  Evaluator shared(problem, options.full_attention_flops);
-  for (const CandidateGroup& group : groups) shared.prepare(group.plans.front());
-  std::vector<GroupResult> results(groups.size());
-  std::atomic<std::size_t> done{0};
-  tbb::task_arena arena(options.threads > 0 ? std::min(options.threads, tbb::info::default_concurrency()) : tbb::task_arena::automatic);
-  arena.execute([&] {
-    tbb::parallel_for(std::size_t{0}, groups.size(), [&](std::size_t i) {
-      results[i] = evaluate(shared, groups[i], problem);
-      if (options.progress) options.progress(static_cast<double>(++done) / static_cast<double>(groups.size()));
-    });
-  });
+Answer plan(const Problem& problem, const SearchOptions& options) { return Search(problem, options).run(); }
 
-  Answer answer;
-  std::map<std::string, NearMiss> nearest;
-  std::vector<RankedPlan> all;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    answer.searched += static_cast<std::int64_t>(groups[i].plans.size());
-    for (auto& [rule, count] : results[i].rejected) answer.rejected[rule] += count;
-    for (auto& [rule, reason] : results[i].example) answer.example.try_emplace(rule, reason);
-    for (auto& [rule, miss] : results[i].nearest) {
-      const auto [it, fresh] = nearest.try_emplace(rule, miss);
-      if (!fresh && miss.memory.peak() < it->second.memory.peak()) it->second = miss;
-    }
-    for (RankedPlan& r : results[i].feasible) all.push_back(std::move(r));
-  }
-  for (const auto& [rule, miss] : nearest)
-    answer.example[rule] = fmt::format("the closest one needs {} of a device's {} ({})", human(miss.memory.peak()), human(problem.cluster.device.memory),
-                                       miss.memory.peak_at.empty() ? "states alone" : miss.memory.peak_at);
-  answer.feasible = static_cast<std::int64_t>(all.size());
-  if (all.empty()) {
-    if (nearest.empty()) {
-      std::string why;
-      for (const auto& [rule, reason] : answer.example) why += (why.empty() ? "" : "; ") + rule + ": " + reason;
-      throw InputError("plan", "no candidate passes the rules: " + why, "change the batch, the pinned degrees or the cluster");
-    }
-    // A candidate whose states fit came closer than one whose states alone do not.
-    const auto peak = nearest.find("memory_peak");
-    answer.infeasible = certificate(problem, peak != nearest.end() ? peak->second : nearest.begin()->second, options);
-    return answer;
-  }
-  std::sort(all.begin(), all.end(), better);
-  // Front over time per token and peak memory; on one cluster device-hours and money follow the time.
-  std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const std::int64_t peak = all[i].forecast.memory_p95.peak().value;
-    const bool front = peak < least;
-    if (front) least = peak;
-    if (front) answer.pareto.push_back(answer.plans.size());
-    if (front || i < static_cast<std::size_t>(options.top)) answer.plans.push_back(std::move(all[i]));
-  }
-  return answer;
-}
+bool anything_fits(const Problem& problem, const SearchOptions& options) { return Search(problem, options).anything_fits(); }
 
 }  // namespace moeplan

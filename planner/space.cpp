@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "core/error.hpp"
 #include "sim/program/program.hpp"
@@ -100,7 +102,7 @@ std::vector<DType> storages(const Problem& problem) {
 
 std::int64_t default_global_batch(const Problem& problem) { return 8 * problem.cluster.devices(); }
 
-std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
+Grid grid(const Problem& problem, const SearchOptions& options) {
   const Pins& pins = options.pins;
   if (pins.cp.value_or(1) > 1)
     throw InputError("--cp", fmt::format("{}: context parallelism is not in this version's programs", *pins.cp), "leave --cp at 1; recompute, pipeline stages or more devices make room for long sequences");
@@ -112,43 +114,66 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }
   require_splits(problem, all.front());
+  Grid out;
+  std::map<std::tuple<int, int, int, int>, std::vector<Parallelism>> by_degrees;
+  for (const Parallelism& p : all) by_degrees[{p.tp, p.cp, p.ep, p.etp}].push_back(p);
+  for (auto& [degrees, layouts] : by_degrees) out.layouts.push_back(std::move(layouts));
   const std::vector<Recompute> recomputes = pins.recompute ? std::vector{*pins.recompute} : std::vector{Recompute::none, Recompute::selective, Recompute::full};
   const std::vector<DType> types = pins.frozen_storage ? std::vector{*pins.frozen_storage} : storages(problem);
-  std::vector<bool> reshards = pins.reshard_after_forward ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
-  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
-  const Schedule schedule = pins.schedule.value_or(pins.virtual_stages.value_or(1) > 1 ? Schedule::interleaved : Schedule::one_forward_one_backward);
-  std::vector<CandidateGroup> groups;
+  out.schedule = pins.schedule.value_or(pins.virtual_stages.value_or(1) > 1 ? Schedule::interleaved : Schedule::one_forward_one_backward);
+  out.virtual_stages = virtual_stages(pins, out.schedule);
+  out.pinned_virtual = pins.virtual_stages.has_value();
+  out.pinned_reshard = pins.reshard_after_forward.has_value();
+  out.reshards = out.pinned_reshard ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
+  out.prefetches = {problem.runtime.prefetch};
+  if (pins.prefetch) out.prefetches = {*pins.prefetch};
+  else if (problem.runtime.prefetch > 0 && out.schedule == Schedule::one_forward_one_backward) out.prefetches.push_back(0);
   for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
     for (const Recompute recompute : recomputes) {
       for (const DType type : types) {
-        std::map<int, CandidateGroup> by_ep;
-        for (const Parallelism& p : all) {
-          for (const bool reshard : reshards) {
-            // Nothing is gathered when nothing is sharded: one of the two is the same plan.
-            if (!reshard && !pins.reshard_after_forward && p.dp_shard * p.cp == 1 && p.expert_shard == 1) continue;
-            Plan plan;
-            plan.parallelism = p;
-            plan.micro_batch = micro_batch;
-            const std::int64_t per_step = micro_batch * p.dp();
-            const std::int64_t batch = problem.workload.global_batch.value_or(default_global_batch(problem));
-            plan.micro_batches = std::max<std::int64_t>(1, batch / per_step);
-            plan.recompute = recompute;
-            plan.reshard_after_forward = reshard;
-            plan.frozen_storage = type;
-            plan.prefetch = problem.runtime.prefetch;
-            plan.schedule = schedule;
-            plan.experts.chunks = pins.expert_chunks.value_or(1);
-            for (const int v : virtual_stages(pins, schedule)) {
-              if (v > 1 && !pins.virtual_stages && static_cast<std::int64_t>(p.pp) * v > layers) continue;
-              plan.virtual_stages = v;
-              plan.stage_layers = even_stages(layers, p.pp * v);
-              by_ep[p.ep].plans.push_back(plan);
-            }
-          }
+        for (std::size_t l = 0; l < out.layouts.size(); ++l) {
+          Plan plan;
+          plan.parallelism = out.layouts[l].front();
+          plan.micro_batch = micro_batch;
+          plan.recompute = recompute;
+          plan.frozen_storage = type;
+          plan.prefetch = out.prefetches.front();
+          plan.experts.chunks = pins.expert_chunks.value_or(1);
+          out.blocks.push_back({std::move(plan), l});
         }
-        for (auto& [ep, group] : by_ep) groups.push_back(std::move(group));
       }
     }
+  }
+  return out;
+}
+
+std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
+  const Grid space = grid(problem, options);
+  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  const std::int64_t batch = problem.workload.global_batch.value_or(default_global_batch(problem));
+  std::vector<CandidateGroup> groups;
+  for (const Grid::Block& block : space.blocks) {
+    CandidateGroup group;
+    Plan plan = block.plan;
+    for (const Parallelism& p : space.layouts[block.layouts]) {
+      plan.parallelism = p;
+      plan.micro_batches = std::max<std::int64_t>(1, batch / (plan.micro_batch * p.dp()));
+      for (const int v : space.virtual_stages) {
+        if (!space.holds(p.pp, v, layers)) continue;
+        plan.schedule = space.schedule;
+        plan.virtual_stages = v;
+        plan.stage_layers = even_stages(layers, p.pp * v);
+        for (const bool reshard : space.reshards) {
+          for (const std::int64_t prefetch : space.prefetches) {
+            if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch)) continue;
+            plan.reshard_after_forward = reshard;
+            plan.prefetch = prefetch;
+            group.plans.push_back(plan);
+          }
+        }
+      }
+    }
+    groups.push_back(std::move(group));
   }
   return groups;
 }

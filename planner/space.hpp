@@ -10,6 +10,32 @@ struct CandidateGroup {
   std::vector<Plan> plans;
 };
 
+/// The same candidates factorised: every block with every layout of its degrees and every treatment of gathered weights.
+struct Grid {
+  struct Block {
+    Plan plan;                              ///< what its blocks lower from; the rest is filled in by a layout
+    std::size_t layouts = 0;                ///< index into `layouts`
+  };
+  std::vector<Block> blocks;
+  std::vector<std::vector<Parallelism>> layouts;   ///< of equal tensor, context, expert and expert-tensor degrees
+  std::vector<bool> reshards;
+  std::vector<std::int64_t> prefetches;
+  Schedule schedule = Schedule::one_forward_one_backward;
+  std::vector<int> virtual_stages{1};
+  bool pinned_virtual = false;
+  bool pinned_reshard = false;              ///< then it is taken even where it changes nothing
+
+  /// Whether (reshard, prefetch) is one more plan of a layout: where nothing is gathered they change nothing, and the first of them counts.
+  [[nodiscard]] bool distinct(bool gathers, bool reshard, std::int64_t prefetch) const {
+    return gathers || ((reshard || pinned_reshard) && prefetch == prefetches.front());
+  }
+
+  /// Whether `v` virtual stages a stage are tried: with a layer each, unless pinned.
+  [[nodiscard]] bool holds(int pp, int v, std::int64_t layers) const { return v == 1 || pinned_virtual || static_cast<std::int64_t>(pp) * v <= layers; }
+};
+/// Throws as `candidates` does.
+[[nodiscard]] Grid grid(const Problem& problem, const SearchOptions& options);
+
 /// Enumerates every combination of degrees that divide the cluster; rules decide later. Deterministic order.
 /// Throws InputError if the pinned degrees leave none (what they multiply to, and how many devices there are).
 [[nodiscard]] std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options);

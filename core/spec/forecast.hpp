@@ -26,6 +26,11 @@ struct EnumNames<TimeCategory> {
 };
 inline constexpr std::size_t kTimeCategories = EnumNames<TimeCategory>::names.size();
 
+/// Central 90 % of a figure, in its own unit.
+struct Interval {
+  double low = 0, high = 0;
+};
+
 struct Forecast {
   Seconds step{};                      ///< at the median expert load
   Seconds step_p95{};                  ///< at the 95th percentile of the load draws
@@ -41,6 +46,10 @@ struct Forecast {
   double mfu = 0;                      ///< over the device's dense peak for bf16
   std::optional<double> device_hours;  ///< for the workload's tokens
   std::optional<double> cost_usd;
+  /// From the prices' intervals (docs/cost.md) and the load draws: docs/planner.md, "Intervals".
+  Interval step_interval, tokens_per_second_interval, memory_interval;
+  std::optional<Interval> device_hours_interval, cost_interval;
+  double out_of_memory_risk = 0;       ///< share of load draws whose peak exceeds the device, a normal through both peaks
 };
 
 struct RankedPlan {

@@ -1,0 +1,91 @@
+#pragma once
+/// Prices every layout of a group of candidates without lowering, allocating or looking anything up by name: a candidate's time is a sum
+/// over cached prices per (layer kind, sharding) and the closed forms of the pass (stage_pass.hpp) and of the schedule
+/// (pipeline_step.hpp); its memory a maximum over stages of sums known beforehand. Equal to `Evaluator::Group::forecast`, which walks
+/// every slot and names every part (tests/planner/scorer_test.cpp).
+///
+/// Covers 1F1B with whole stages, nothing on the host.
+
+#include <optional>
+
+#include "planner/pipeline_step.hpp"
+#include "planner/shard_table.hpp"
+
+namespace moeplan {
+
+/// A layout of a group, as indices into its ShardTable, and how gathered weights are treated.
+struct Choice {
+  std::size_t stages = 0, dense = 0, expert = 0;
+  bool reshard = true;
+  std::int64_t prefetch = 1;
+  int virtual_stages = 1;           ///< of the schedules that are priced by the walk alone
+};
+
+/// Bytes of the fullest stage.
+struct PeakBytes {
+  std::int64_t states = 0;          ///< what stays alone, reserve included
+  std::int64_t median = 0, p95 = 0; ///< peak over the step
+};
+
+class GroupScorer {
+ public:
+  /// `block` is the group's representative: micro-batch, recompute, storage and block degrees. Tables must outlive the scorer.
+  GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table);
+
+  [[nodiscard]] static bool covers(const Plan& plan);
+
+  /// Micro-batches a step and data rank under these stages.
+  [[nodiscard]] std::int64_t micro_batches(std::size_t stages) const { return micro_batches_[stages]; }
+  [[nodiscard]] PeakBytes memory(const Choice& c);
+  /// Step time. Seconds.
+  [[nodiscard]] Four step(const Choice& c);
+  /// Same with the micro-batches of a plan as it is given.
+  [[nodiscard]] Four step(const Choice& c, const Plan& given);
+  /// Never more than `step`: nothing waits for weights.
+  [[nodiscard]] Four floor(const Choice& c);
+  /// The candidate as a plan.
+  [[nodiscard]] Plan plan(const Choice& c) const;
+
+ private:
+  struct KindPrice {
+    Four forward, backward;                                      ///< once `timed`
+    std::int64_t forward50, forward95, backward50, backward95;   ///< transient peaks, bytes
+    std::int64_t carried_gradients, unreduced;
+    std::int64_t entering, carried;                              ///< bytes per micro-batch at a stage's entrance
+    bool has_backward;
+  };
+  /// Memory of a stage beyond its states: 2 x 2 x 2 x 2 cases of (dense cut, experts cut, reshard, prefetch).
+  struct Transients {
+    bool known = false;
+    std::vector<std::int64_t> median, p95;
+  };
+  struct StageTable {
+    std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
+    std::int64_t crossing = 0;                                ///< bytes of the largest message between stages
+    Four exchange;
+    std::array<Transients, 16> transients;
+    std::vector<StageSeconds> floor;                          ///< per stage, nothing gathered
+    bool ready = false, timed = false;
+  };
+
+  void prepare(std::size_t stages);
+  void price_times();
+  void prepare_times(std::size_t stages);
+  const Transients& transients(const Choice& c);
+  [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
+
+  const Evaluator::Shared& shared_;
+  Evaluator::Group& group_;
+  bool timed_ = false;
+  Plan block_;
+  const ShardTable& table_;
+  std::vector<KindPrice> kinds_;
+  std::vector<const PricedKind*> priced_;
+  std::vector<StageTable> stage_;
+  std::vector<std::int64_t> micro_batches_;
+  std::vector<SlotSeconds> slots_;
+  std::vector<StageSeconds> classes_, stages_;
+  PipelineRoom room_;
+};
+
+}  // namespace moeplan

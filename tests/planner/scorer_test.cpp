@@ -1,0 +1,157 @@
+// The factorised price of a candidate against the walk over its slots, and the search against brute force.
+
+#include "planner/scorer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "planner/incumbents.hpp"
+#include "planner/intervals.hpp"
+#include "core/write.hpp"
+#include "planner/problem.hpp"
+#include "planner/rules.hpp"
+#include "planner/space.hpp"
+
+namespace moeplan {
+namespace {
+
+Problem problem(const std::string& model, std::int64_t gpus, Training method = Training::lora, const std::string& load = "log-normal-v3") {
+  ProblemRequest r;
+  r.model = model;
+  r.device = "h200";
+  r.gpus = gpus;
+  r.method = method;
+  r.load = load;
+  return make_problem(MOEPLAN_SOURCE "/configs", r);
+}
+
+/// Calls `f(scorer, group, choice)` for every choice that fills its pipeline.
+template <class F>
+void each(const Problem& p, const SearchOptions& options, const F& f) {
+  Evaluator shared(p, false);
+  const Grid g = grid(p, options);
+  for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
+  for (const Grid::Block& b : g.blocks) {
+    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts]);
+    Evaluator::Group group(shared, b.plan);
+    GroupScorer scorer(shared, group, b.plan, table);
+    for (std::size_t s = 0; s < table.stages.size(); ++s) {
+      if (table.stages[s].split.stages.empty() || scorer.micro_batches(s) < table.stages[s].pp) continue;
+      for (std::size_t d = 0; d < table.stages[s].dense.size(); ++d)
+        for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
+          for (const bool reshard : g.reshards)
+            for (const std::int64_t prefetch : g.prefetches) f(scorer, group, Choice{s, d, e, reshard, prefetch});
+    }
+  }
+}
+
+class Scorer : public testing::TestWithParam<std::tuple<const char*, int, Training>> {};
+
+// Memory to the byte, time to rounding, for every layout under two recomputes and a micro-batch.
+TEST_P(Scorer, EqualsTheWalkOverEverySlot) {
+  const auto& [model, gpus, method] = GetParam();
+  const Problem p = problem(model, gpus, method);
+  SearchOptions o;
+  o.pins.micro_batch = 1;
+  std::int64_t n = 0;
+  for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+    o.pins.recompute = recompute;
+    each(p, o, [&](GroupScorer& scorer, Evaluator::Group& group, const Choice& c) {
+      const Plan plan = scorer.plan(c);
+      const Forecast f = group.forecast(plan);
+      const PeakBytes memory = scorer.memory(c);
+      const Four step = scorer.step(c), floor = scorer.floor(c);
+      ASSERT_EQ(memory.median, f.memory.peak().value) << to_json(plan).dump();
+      ASSERT_EQ(memory.p95, f.memory_p95.peak().value) << to_json(plan).dump();
+      ASSERT_EQ(memory.states, group.standing(plan).peak().value) << to_json(plan).dump();
+      ASSERT_NEAR(step.median(), f.step.value, 1e-9 * f.step.value) << to_json(plan).dump();
+      ASSERT_NEAR(step[Lane4::p95], f.step_p95.value, 1e-9 * f.step_p95.value) << to_json(plan).dump();
+      for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_LE(floor.v[lane], step.v[lane] * (1 + 1e-12));
+      ASSERT_LE(step[Lane4::low], step.median());
+      ASSERT_GE(step[Lane4::high], step.median());
+      ++n;
+    });
+  }
+  EXPECT_GT(n, 100);
+}
+INSTANTIATE_TEST_SUITE_P(Models, Scorer,
+                         testing::Values(std::tuple{"tiny-kimi-k3", 8, Training::lora}, std::tuple{"qwen3-30b-a3b", 8, Training::full}, std::tuple{"deepseek-v2-lite", 24, Training::lora}),
+                         [](const auto& i) { return std::string(std::get<0>(i.param)).substr(0, 4) + std::to_string(std::get<1>(i.param)); });
+
+// Every candidate priced in full, nothing cut off by a bound, kept by the same rule: the same plans in the same order, the same front.
+TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
+  const Problem p = problem("qwen3-30b-a3b", 16);
+  SearchOptions options;
+  options.top = 3;
+  const Grid g = grid(p, options);
+  Evaluator shared(p, false);
+  for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
+  Incumbents all(3);
+  std::vector<Plan> plans;
+  std::int64_t candidates_all = 0, fit = 0;
+  for (std::size_t i = 0; i < g.blocks.size(); ++i) {
+    const Grid::Block& b = g.blocks[i];
+    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts]);
+    Evaluator::Group group(shared, b.plan);
+    GroupScorer scorer(shared, group, b.plan, table);
+    for (std::size_t s = 0; s < table.stages.size(); ++s)
+      for (std::size_t d = 0; d < table.stages[s].dense.size(); ++d)
+        for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
+          for (const bool reshard : g.reshards)
+            for (const std::int64_t prefetch : g.prefetches) {
+              if (!g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch)) continue;
+              ++candidates_all;
+              const Choice c{s, d, e, reshard, prefetch};
+              if (first_rejection(p, scorer.plan(c))) continue;
+              const PeakBytes memory = scorer.memory(c);
+              if (memory.p95 > p.cluster.device.memory.value) continue;
+              ++fit;
+              all.add(found(p, b.plan, table.stages[s], i, c, memory, scorer.step(c), scorer.micro_batches(s)));
+            }
+  }
+  const Answer answer = plan(p, options);
+  EXPECT_EQ(answer.searched, candidates_all);
+  EXPECT_EQ(answer.feasible, fit);
+  EXPECT_GT(answer.bounded, 0) << "bounds are at work";
+  ASSERT_EQ(answer.plans.size(), all.kept().size());
+  std::vector<std::size_t> front;
+  for (std::size_t i = 0; i < answer.plans.size(); ++i) {
+    const Found& f = all.kept()[i];
+    const Parallelism& q = answer.plans[i].plan.parallelism;
+    EXPECT_EQ(std::tuple(answer.plans[i].forecast.memory_p95.peak().value, q.pp, q.ep, q.dp_shard, q.expert_shard), std::tuple(f.peak, f.tie[0], f.tie[2], f.tie[3], f.tie[4])) << i;
+    EXPECT_NEAR(answer.plans[i].forecast.step.value, f.step.median(), 1e-9 * f.step.median()) << i;
+    if (all.front()[i]) front.push_back(i);
+  }
+  EXPECT_EQ(answer.pareto, front);
+}
+
+TEST(Intervals, OfAStepAddPricesAndLoadsAsSquares) {
+  const Interval i = step_interval(Four{{10, 14, 8, 13}});
+  EXPECT_DOUBLE_EQ(i.low, 8);
+  EXPECT_DOUBLE_EQ(i.high, 15);   // 10 + sqrt(3^2 + 4^2)
+}
+
+TEST(Intervals, RiskOfRunningOutIsHalfWhereTheMedianFillsTheDevice) {
+  EXPECT_DOUBLE_EQ(out_of_memory_risk(100, 120, 100), 0.5);
+  EXPECT_NEAR(out_of_memory_risk(100, 120, 120), 0.05, 2e-4);   // the 95th percentile
+  EXPECT_DOUBLE_EQ(out_of_memory_risk(100, 120, 200), 0);
+  EXPECT_DOUBLE_EQ(out_of_memory_risk(100, 100, 99), 1);
+  EXPECT_DOUBLE_EQ(out_of_memory_risk(100, 100, 100), 0);
+}
+
+TEST(Intervals, HoldTheMedianAndOrderTheFigures) {
+  const Answer a = plan(problem("qwen3-30b-a3b", 8), {});
+  for (const RankedPlan& r : a.plans) {
+    const Forecast& f = r.forecast;
+    EXPECT_LT(f.step_interval.low, f.step.value);
+    EXPECT_GT(f.step_interval.high, f.step_p95.value);
+    EXPECT_LT(f.tokens_per_second_interval.low, f.tokens_per_second);
+    EXPECT_GT(f.tokens_per_second_interval.high, f.tokens_per_second);
+    EXPECT_LE(f.memory_interval.low, static_cast<double>(f.memory.peak().value));
+    EXPECT_LE(f.out_of_memory_risk, 0.0501) << "the 95th percentile fits";
+  }
+}
+
+}  // namespace
+}  // namespace moeplan
