@@ -35,6 +35,7 @@ struct Command {
 /// Declares a command on the program's parser. One file each.
 [[nodiscard]] Command inspect_command(CLI::App& program);
 [[nodiscard]] Command plan_command(CLI::App& program);
+[[nodiscard]] Command recommend_command(CLI::App& program);
 [[nodiscard]] Command explain_command(CLI::App& program);
 [[nodiscard]] Command simulate_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);

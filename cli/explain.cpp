@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "cli/forecast_text.hpp"
 #include "cli/simulation.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
+#include "core/write.hpp"
 #include "planner/planner.hpp"
+#include "planner/sensitivity.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -24,7 +27,7 @@ Pins pinned_to(const Plan& plan) {
   Pins pins;
   pins.pp = p.pp, pins.tp = p.tp, pins.cp = p.cp, pins.ep = p.ep, pins.etp = p.etp;
   pins.dp_replicate = p.dp_replicate, pins.dp_shard = p.dp_shard, pins.expert_shard = p.expert_shard;
-  pins.micro_batch = plan.micro_batch, pins.recompute = plan.recompute, pins.frozen_storage = plan.frozen_storage;
+  pins.micro_batch = plan.micro_batch, pins.prefetch = plan.prefetch, pins.recompute = plan.recompute, pins.frozen_storage = plan.frozen_storage;
   pins.reshard_after_forward = plan.reshard_after_forward;
   pins.schedule = plan.schedule, pins.virtual_stages = plan.virtual_stages, pins.expert_chunks = plan.experts.chunks;
   return pins;
@@ -64,6 +67,62 @@ std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int 
   return out;
 }
 
+/// What decides between this plan and others.
+struct Choice {
+  std::optional<RankedPlan> better;         ///< of the better plans the one that differs least
+  std::vector<Threshold> thresholds;
+  std::optional<MoreMemory> memory;
+};
+
+Choice choice(const LoadedPlan& loaded, const Forecast& f, int threads) {
+  Choice out;
+  SearchOptions options;
+  options.top = 4;
+  options.threads = threads;
+  std::vector<Plan> others;
+  try {
+    const Answer answer = moeplan::plan(loaded.problem, options);
+    int nearest = std::numeric_limits<int>::max();
+    for (const RankedPlan& r : answer.plans) {
+      if (r.plan == loaded.plan) continue;
+      if (others.size() < 3) others.push_back(r.plan);
+      const bool wins = r.forecast.tokens_per_second_interval.low > 1.005 * f.tokens_per_second_interval.low;
+      if (const int d = distance(r.plan, loaded.plan); wins && d < nearest) nearest = d, out.better = r;
+    }
+    out.memory = more_memory(loaded.problem, f, options);
+  } catch (const InputError&) {
+    // A pinned batch that no searched layout divides: there is nothing to compare with.
+  }
+  out.thresholds = thresholds(loaded.problem, loaded.plan, others, threads);
+  return out;
+}
+
+std::string plan_words(const Plan& p) {
+  return fmt::format("{}; micro-batch {}; recompute {}; frozen as {}{}", layout_text(p.parallelism), p.micro_batch, name_of(p.recompute), name_of(p.frozen_storage),
+                     p.reshard_after_forward ? "" : "; gathered weights kept");
+}
+
+std::string choice_text(const Context& context, const Problem& problem, const Choice& c) {
+  std::string out = heading(context, "how sure the choice is") + "\n";
+  if (c.better)
+    out += wrapped(fmt::format("  Nearest better plan: {} ({:.0f} tokens/s, peak {}).", plan_words(c.better->plan), c.better->forecast.tokens_per_second, human(c.better->forecast.memory_p95.peak())), kWidth, 2) + "\n";
+  else out += "  No plan that was searched is better.\n";
+  for (const Threshold& t : c.thresholds)
+    out += wrapped(fmt::format("  With {} x {:.2f} another plan wins: {} ({:+.1f} % at x {:.2f}).", printable(t.number), t.factor, plan_words(t.plan), 100 * t.gain, t.factor * t.factor), kWidth, 2) + "\n";
+  if (c.thresholds.empty()) out += "  No rate of the device or its links within a factor of 4 lets one of the next three plans win.\n";
+  if (c.memory)
+    out += wrapped(fmt::format("  With {} a device instead of {} there is a plan {:.1f} % faster: {}.", human(c.memory->plan.forecast.memory_p95.peak()), human(problem.cluster.device.memory), 100 * c.memory->faster,
+                               plan_words(c.memory->plan.plan)), kWidth, 2) + "\n";
+  return out;
+}
+
+Json choice_json(const Choice& c) {
+  Json list = Json::array();
+  for (const Threshold& t : c.thresholds) list.push_back({{"number", t.number}, {"factor", t.factor}, {"plan", to_json(t.plan)}, {"gain", t.gain}});
+  return {{"nearest_better", c.better ? plan_json(*c.better) : Json(nullptr)}, {"thresholds", std::move(list)},
+          {"more_memory", c.memory ? Json{{"faster", c.memory->faster}, {"plan", plan_json(c.memory->plan)}} : Json(nullptr)}};
+}
+
 /// What limits the plan: the largest part of the step, and how near memory is.
 std::string binding(const Problem& problem, const Forecast& f) {
   const auto largest = std::max_element(f.time.begin(), f.time.end());
@@ -75,7 +134,7 @@ std::string binding(const Problem& problem, const Forecast& f) {
   return fmt::format("{} takes {} of the step; {} of memory is free on the fullest GPU", time, percent(*largest / f.step), percent(1 - used));
 }
 
-Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vector<Neighbour>& near, const Simulation& s) {
+Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vector<Neighbour>& near, const Simulation& s, const Choice& sure) {
   Json changes = Json::array();
   for (const Neighbour& n : near)
     changes.push_back({{"change", n.change}, {"tokens_per_second", n.forecast.tokens_per_second}, {"step_seconds", n.forecast.step.value},
@@ -84,7 +143,7 @@ Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vect
   for (std::size_t r = 0; r < s.idle.size(); ++r)
     idle.push_back({{"stage", s.job.ranks[r].stage}, {"busy_seconds", to_seconds(s.idle[r].busy).value}, {"bubble_seconds", to_seconds(s.idle[r].bubble).value}, {"waiting_seconds", times_json(s.idle[r].waiting)}});
   return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)},
-              {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}};
+              {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}, {"choice", choice_json(sure)}};
 }
 
 Output run(const Context& context, const std::string& file) {
@@ -92,7 +151,8 @@ Output run(const Context& context, const std::string& file) {
   const Forecast f = forecast(loaded.problem, loaded.plan);
   const std::vector<Neighbour> near = neighbours(loaded.problem, loaded.plan, context.threads);
   const Simulation s = simulate(loaded, {});
-  if (context.json) return {explained_json(loaded, f, near, s).dump(2) + "\n", {}, 0};
+  const Choice sure = choice(loaded, f, context.threads);
+  if (context.json) return {explained_json(loaded, f, near, s, sure).dump(2) + "\n", {}, 0};
   const Plan& p = loaded.plan;
   std::string out = problem_text(loaded.problem);
   out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}; frozen weights as {}{}; {} tokens/s, MFU {}\n\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches,
@@ -103,6 +163,7 @@ Output run(const Context& context, const std::string& file) {
   std::vector<std::vector<std::string>> rows;
   for (const Neighbour& n : near)
     rows.push_back({fmt::format("{:+.1f} %", 100 * (n.forecast.tokens_per_second / f.tokens_per_second - 1)), human(n.forecast.memory_p95.peak()), n.change});
+  out += choice_text(context, loaded.problem, sure) + "\n";
   if (rows.empty()) return {out + "No plan that differs in one number passes the rules and fits.\n", {}, 0};
   out += heading(context, "one number changed (the best of each that fits)") + "\n" + table({{"speed", true}, {"peak", true}, {"change"}}, rows);
   return {out, {}, 0};
