@@ -1,9 +1,14 @@
 # Benchmarks, where Google Benchmark is found: bench/<name>_bench.cpp becomes <name>_bench. Not part of the default build.
 find_package(benchmark QUIET)
 if(benchmark_FOUND)
-  foreach(name engine simulate)
+  foreach(name engine simulate search)
     add_executable(${name}_bench EXCLUDE_FROM_ALL bench/${name}_bench.cpp)
     target_link_libraries(${name}_bench PRIVATE moeplan_planner benchmark::benchmark Threads::Threads)
     target_compile_definitions(${name}_bench PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
   endforeach()
 endif()
+
+# Searches that are timed as programs.
+add_executable(megatron_search EXCLUDE_FROM_ALL bench/megatron_search.cpp)
+target_link_libraries(megatron_search PRIVATE moeplan_planner)
+target_compile_definitions(megatron_search PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
