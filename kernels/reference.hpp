@@ -4,14 +4,15 @@
 
 #include "kernels/catalogue.hpp"
 #include "kernels/reference_frame.hpp"
+#include "kernels/reference_ragged.hpp"
 
 namespace moeplan::reference {
 
 /// Runs the reference of any operator that has one. Throws InputError naming the operator otherwise.
 template <class T>
-void forward(const Op& op, std::span<const View<T>> values);
+void forward(const Op& op, std::span<const View<T>> values, const Ragged& ragged = {});
 template <class T>
-void backward(const Op& op, std::span<const View<T>> values, std::span<const View<T>> gradients);
+void backward(const Op& op, std::span<const View<T>> values, std::span<const View<T>> gradients, const Ragged& ragged = {});
 
 #define MOEPLAN_REFERENCE(Operator)                             \
   template <class T>                                            \

@@ -27,6 +27,7 @@ struct Rope {
   double yarn_original = 0;               ///< trained context length
   double yarn_beta_fast = 32, yarn_beta_slow = 1;
   double magnitude = 1;                   ///< multiplies sine and cosine (YaRN's attention factor)
+  bool yarn_truncate = true;              ///< the ramp begins and ends at whole pairs (gpt-oss: no)
 
   static constexpr auto fields() {
     return std::make_tuple(
@@ -37,7 +38,8 @@ struct Rope {
         field("interleaved", &Rope::interleaved, "pairs are neighbours"), field("inverse", &Rope::inverse, "turn back"),
         field("theta", &Rope::theta).above(0), field("yarn_factor", &Rope::yarn_factor).at_least(1),
         field("yarn_original", &Rope::yarn_original, "trained context").at_least(0), field("yarn_beta_fast", &Rope::yarn_beta_fast).above(0),
-        field("yarn_beta_slow", &Rope::yarn_beta_slow).above(0), field("magnitude", &Rope::magnitude).above(0));
+        field("yarn_beta_slow", &Rope::yarn_beta_slow).above(0), field("magnitude", &Rope::magnitude).above(0),
+        field("yarn_truncate", &Rope::yarn_truncate, "the ramp begins and ends at whole pairs"));
   }
 
   /// Nothing is kept: the backward turns dy the other way.
@@ -61,6 +63,7 @@ struct Rope {
             {.tokens = 6, .heads = 1, .head_dim = 10, .rotary_dim = 6, .sequence_length = 3, .positions = true},
             {.tokens = 5, .heads = 2, .head_dim = 16, .rotary_dim = 8, .sequence_length = 5, .inverse = true, .theta = 1e4, .yarn_factor = 4, .yarn_original = 32,
              .magnitude = 1.138629436},
+            {.tokens = 3, .heads = 1, .head_dim = 16, .rotary_dim = 16, .sequence_length = 3, .theta = 1.5e5, .yarn_factor = 32, .yarn_original = 4096, .yarn_truncate = false},
             {.tokens = 0, .heads = 1, .head_dim = 8, .rotary_dim = 8, .sequence_length = 4}};
   }
 

@@ -17,7 +17,12 @@ std::vector<double> frequencies(const op::Rope& op) {
   const double d = static_cast<double>(op.rotary_dim);
   const auto pair_of_turns = [&](double turns) { return d * std::log(op.yarn_original / (turns * 2 * std::numbers::pi)) / (2 * std::log(op.theta)); };
   const bool yarn = op.yarn_factor > 1 && op.yarn_original > 0;
-  const double low = yarn ? std::max(std::floor(pair_of_turns(op.yarn_beta_fast)), 0.0) : 0, high = yarn ? std::min(std::ceil(pair_of_turns(op.yarn_beta_slow)), d - 1) : 0;
+  double low = 0, high = 0;
+  if (yarn) {
+    low = pair_of_turns(op.yarn_beta_fast), high = pair_of_turns(op.yarn_beta_slow);
+    if (op.yarn_truncate) low = std::floor(low), high = std::ceil(high);
+    low = std::max(low, 0.0), high = std::min(high, d - 1);
+  }
   std::vector<double> out;
   for (std::int64_t j = 0; j < op.rotary_dim / 2; ++j) {
     double frequency = std::pow(op.theta, -2 * static_cast<double>(j) / d);

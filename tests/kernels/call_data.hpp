@@ -39,7 +39,9 @@ inline CallData<double> random_inputs(const Op& op, std::uint64_t seed) {
     const bool integer = o.dtype == DType::i32 || o.dtype == DType::i64;
     for (std::size_t e = 0; e < v.size(); ++e) {
       if (!integer) v[e] = real();
-      else if (o.name == "ids") v[e] = below(std::get<op::Embedding>(op).vocabulary);
+      else if (o.name == "ids") v[e] = below(std::holds_alternative<op::Router>(op) ? std::get<op::Router>(op).hash_vocabulary : std::get<op::Embedding>(op).vocabulary);
+      else if (o.name == "table") v[e] = static_cast<double>((e / static_cast<std::size_t>(o.shape[1]) + e % static_cast<std::size_t>(o.shape[1])) % static_cast<std::size_t>(std::get<op::Router>(op).experts));
+      else if (o.name == "row_map") v[e] = e == 1 ? -1 : static_cast<double>(e);   // one copy dropped
       else if (o.name == "labels") v[e] = e % 3 == 2 ? -100 : below(std::get<op::CrossEntropy>(op).vocabulary);
       else if (o.name == "positions") v[e] = static_cast<double>(3 * e % 7);
     }
@@ -53,7 +55,10 @@ inline CallData<double> random_inputs(const Op& op, std::uint64_t seed) {
       const std::int64_t tokens = list.front().shape[0], pieces = o.shape[0] - 1;
       for (std::int64_t p = 0; p <= pieces; ++p) v[static_cast<std::size_t>(p)] = static_cast<double>(p == pieces ? tokens : tokens * p / pieces + (p ? 1 : 0));
     }
-    if (o.name == "indices") {   // for each query an ascending choice among what it sees, -1 where there are fewer
+    if (o.name == "indices" && std::holds_alternative<op::Permute>(op)) {   // distinct experts for each token
+      const auto& permute = std::get<op::Permute>(op);
+      for (std::size_t e = 0; e < v.size(); ++e) v[e] = static_cast<double>((e / static_cast<std::size_t>(permute.top_k) * 3 + e % static_cast<std::size_t>(permute.top_k)) % static_cast<std::size_t>(permute.experts));
+    } else if (o.name == "indices") {   // for each query an ascending choice among what it sees, -1 where there are fewer
       const auto [length, unit] = std::visit([]<class O>(const O& each) -> std::pair<std::int64_t, std::int64_t> {
         if constexpr (std::is_same_v<O, op::SparseAttention>) return {each.sequence_length, each.block};
         else if constexpr (std::is_same_v<O, op::CompressedAttention>) return {each.sequence_length, -each.ratio};
