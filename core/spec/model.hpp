@@ -18,6 +18,11 @@ struct Rope {
   std::string scaling;               ///< "yarn", "linear", ...; empty without
   double factor = 1;                 ///< of the scaling
   std::int64_t original_positions = 0;  ///< context the scaling starts from
+  bool interleaved = false;          ///< pairs are neighbours (DeepSeek's MLA), else halves
+  double beta_fast = 32, beta_slow = 1;  ///< YaRN: turns over the trained context above and below which a frequency is kept and stretched
+  bool truncated = true;             ///< YaRN: the ramp between them begins and ends at whole pairs
+  double magnitude = 1;              ///< YaRN: multiplies sine and cosine
+  double score_scale = 1;            ///< YaRN as DeepSeek has it: multiplies the attention logits besides d^-1/2
   bool operator==(const Rope&) const = default;
 };
 
@@ -233,6 +238,7 @@ struct ModelSpec {
   std::int64_t learned_positions = 0;      ///< GPT-3: rows of wpe
   NormKind norm = NormKind::rms;
   double norm_epsilon = 1e-6;
+  bool unit_offset_norm = false;           ///< norm weights are stored minus one (Qwen3-Next)
   ResidualKind residual = ResidualKind::plain;
   std::int64_t streams = 1;                ///< hyper connections: m
   bool hyper_head_affine = true;           ///< the weighted sum of the streams before the head has base [m] and scale [1] (Hy4: no)

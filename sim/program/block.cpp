@@ -84,9 +84,22 @@ class Differentiator {
 
   static BlockNode forward_node(const GraphNode& n) {
     BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights};
-    if (const Op* op = std::get_if<Op>(&n.call)) out.call = OpCall{*op, Pass::forward, {}};
-    else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
+    if (const Op* op = std::get_if<Op>(&n.call)) {
+      out.call = OpCall{*op, Pass::forward, {}};
+      bind_operands(*op, out);
+    } else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
     return out;
+  }
+
+  /// Operands of a forward call from what it reads and writes.
+  static void bind_operands(const Op& op, BlockNode& node) {
+    node.operands.clear();
+    std::size_t next_in = 0, next_out = 0;
+    for (const Operand& o : operands(op)) {
+      if (o.role == Role::weight) node.operands.push_back(-1);
+      else if (o.role == Role::input || o.role == Role::index) node.operands.push_back(node.reads[next_in++]);
+      else node.operands.push_back(node.writes[next_out++]);
+    }
   }
 
   ValueId add_value(Value v, MemoryCategory category) {
@@ -181,6 +194,7 @@ class Differentiator {
       if (is_view(n)) block_.alias[index(out)] = block_.alias[index(again.reads.front())];
       if (!available_[index(original)]) { available_[index(original)] = true; current_[index(original)] = out; }
     }
+    if (const Op* op = std::get_if<Op>(&n.call)) bind_operands(*op, again);
     block_.backward.push_back(std::move(again));
     return current_[index(v)];
   }
@@ -196,14 +210,19 @@ class Differentiator {
   void accumulate(ValueId v, ValueId contribution) {
     ValueId& grad = grads_[v];
     if (grad == 0) { grad = contribution + 1; return; }
-    const Shape s = value(v).shape;
-    const std::int64_t width = s.rank ? std::max<std::int64_t>(s[s.rank - 1], 1) : 1;
     const ValueId sum = gradient_value(v);
+    add_values(grad - 1, contribution, sum, block_.backward);
+    grad = sum + 1;
+  }
+
+  void add_values(ValueId a, ValueId b, ValueId sum, std::vector<BlockNode>& calls) {
+    const Shape s = value(sum).shape;
+    const std::int64_t width = s.rank ? std::max<std::int64_t>(s[s.rank - 1], 1) : 1;
     op::Add add{};
     add.tokens = s.elements() / width;
     add.hidden = width;
-    block_.backward.push_back({.call = OpCall{add, Pass::forward, {}}, .reads = {grad - 1, contribution}, .writes = {sum}, .weights = {}});
-    grad = sum + 1;
+    calls.push_back({.call = OpCall{add, Pass::forward, {}}, .reads = {a, b}, .writes = {sum}, .weights = {}});
+    bind_operands(add, calls.back());
   }
 
   void emit_backward() {
@@ -241,30 +260,58 @@ class Differentiator {
     }
     const bool split = split_ && wants_[i].weight_grad && may_wait(kind(std::get<Op>(n.call)));
     const Wants now = split ? Wants{wants_[i].input_grad, false} : wants_[i];
+    const Operands contract = operands(std::get<Op>(n.call));
     const auto pass_node = [&](Wants wants) {
       BlockNode made{.call = OpCall{std::get<Op>(n.call), Pass::backward, wants}, .reads = {}, .writes = {}, .weights = n.weights};
-      for (const ValueId v : backward_operands(i, wants)) made.reads.push_back(obtain(v));
-      for (const ValueId g : arriving(n)) made.reads.push_back(g);
+      made.operands.assign(contract.size(), -1);
+      made.gradients.assign(contract.size(), -1);
+      std::size_t next_in = 0, next_out = 0;
+      for (std::size_t o = 0; o < contract.size(); ++o) {
+        if (contract[o].role == Role::weight) continue;
+        const ValueId v = (contract[o].role == Role::input || contract[o].role == Role::index) ? n.inputs[next_in++] : n.outputs[next_out++];
+        if (needed(contract[o].need, wants)) made.reads.push_back(made.operands[o] = obtain(v));
+      }
+      next_out = 0;
+      for (std::size_t o = 0; o < contract.size(); ++o) {
+        if (contract[o].role != Role::output && contract[o].role != Role::aux) continue;
+        if (const auto it = grads_.find(n.outputs[next_out++]); it != grads_.end()) made.reads.push_back(made.gradients[o] = it->second - 1);
+      }
       return made;
     };
     BlockNode node = pass_node(now), later;
     if (split) later = pass_node({false, true});
     std::vector<std::pair<ValueId, ValueId>> contributions;
-    for (const ValueId in : n.inputs) {
-      if (!carries_[index(in)]) continue;
-      const ValueId g = gradient_value(in);
-      node.writes.push_back(g);
-      contributions.emplace_back(in, g);
-    }
-    for (const WeightId w : n.weights) {
-      const Weight& weight = block_.weights[index(w)];
-      if (!weight.trained || block_.weight_grads[index(w)] >= 0) continue;
-      const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
-      block_.weight_grads[index(w)] = g;
-      (split ? later : node).writes.push_back(g);
+    std::vector<std::pair<WeightId, ValueId>> sums;   // second uses of a weight in this block
+    std::size_t next_in = 0, next_weight = 0;
+    for (std::size_t o = 0; o < contract.size(); ++o) {
+      const Role role = contract[o].role;
+      if (role == Role::input || role == Role::index) {
+        const ValueId in = n.inputs[next_in++];
+        if (role == Role::index || !carries_[index(in)]) continue;
+        node.writes.push_back(node.gradients[o] = gradient_value(in));
+        contributions.emplace_back(in, node.gradients[o]);
+      } else if (role == Role::weight) {
+        const WeightId w = n.weights[next_weight++];
+        const Weight& weight = block_.weights[index(w)];
+        if (!weight.trained) continue;
+        const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
+        BlockNode& writer = split ? later : node;
+        writer.writes.push_back(writer.gradients[o] = g);
+        if (block_.weight_grads[index(w)] < 0) block_.weight_grads[index(w)] = g;
+        else sums.emplace_back(w, g);
+      }
     }
     if (split) block_.weight_backward.push_back(std::move(later));
-    if (split && !now.input_grad) return;
+    if (!split || now.input_grad) input_backward(n, std::move(node), contributions);
+    for (const auto& [w, g] : sums) {
+      const Value& part = value(g);
+      const ValueId sum = add_value({.name = part.name, .shape = part.shape, .dtype = part.dtype, .differentiable = false}, MemoryCategory::gradients);
+      add_values(block_.weight_grads[index(w)], g, sum, split ? block_.weight_backward : block_.backward);
+      block_.weight_grads[index(w)] = sum;
+    }
+  }
+
+  void input_backward(const GraphNode& n, BlockNode node, const std::vector<std::pair<ValueId, ValueId>>& contributions) {
     // The gradients of views are pieces of the gradient of what they view.
     if (is_view(n)) for (const ValueId piece : arriving(n)) if (block_.alias[index(piece)] == piece) block_.alias[index(piece)] = node.writes.front();
     block_.backward.push_back(std::move(node));

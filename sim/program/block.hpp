@@ -26,6 +26,9 @@ struct BlockNode {
   std::vector<WeightId> weights;
   bool recompute = false;   ///< repeats a forward call inside the backward pass
   bool is_backward = false; ///< side by side: of the backward pass
+  /// Operator calls, for each operand of the contract: the value it is (forward) or that is read again (backward), and the gradient
+  /// that arrives (outputs) or is written (inputs, trained weights); -1 for weights themselves and for what is absent.
+  std::vector<ValueId> operands = {}, gradients = {};
 };
 
 /// Values 0 .. forward_values-1 are the graph's; gradients and recomputed copies follow.

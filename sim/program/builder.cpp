@@ -92,6 +92,8 @@ void Builder::buffer(WeightId id) {
   Weight& w = graph_.weights[static_cast<std::size_t>(id)];
   w.buffer = true;
   w.trained = false;
+  // Routing tables and corrections are held as they ship: rounded to bf16 a correction would choose other experts.
+  if (w.cls == WeightClass::router && !w.sources.empty()) w.dtype = w.sources.front().dtype == DType::i64 ? DType::i32 : w.sources.front().dtype;
 }
 
 void Builder::idle_weight(WeightClass cls, const std::string& name, Shape shape, std::int64_t count, std::optional<DType> stored) {

@@ -16,6 +16,11 @@ namespace moeplan {
 namespace {
 
 constexpr std::int64_t most_header_bytes = 100'000'000;
+constexpr std::size_t most_tensors = 5'000'000, most_name_bytes = 4096, most_dimensions = 32;
+
+bool is_name(const std::string& name) {
+  return !name.empty() && name.size() <= most_name_bytes && std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < 32 || c == 127; });
+}
 
 /// Bits of an element; 0 for an unknown word.
 std::int64_t bits(const std::string& dtype) {
@@ -45,6 +50,7 @@ StoredTensor tensor(const Place& entry, const std::string& name, std::int64_t da
   if (size == 0) entry.at("dtype").refuse("unknown type " + shown(t.dtype));
   const Place shape = entry.at("shape"), offsets = entry.at("data_offsets");
   if (!shape.value().is_array()) shape.wrong_type("a list");
+  if (shape.value().size() > most_dimensions) shape.refuse(fmt::format("{} dimensions, more than {}", shape.value().size(), most_dimensions));
   if (!offsets.value().is_array() || offsets.value().size() != 2) offsets.wrong_type("two byte offsets");
   constexpr double most = 9.0e18;
   std::int64_t elements = 1;
@@ -56,7 +62,8 @@ StoredTensor tensor(const Place& entry, const std::string& name, std::int64_t da
   t.end = read_integer(offsets.at(std::size_t{1}), {0, most});
   if (t.end < t.begin) offsets.refuse(fmt::format("end {} is before begin {}", t.end, t.begin));
   if (t.end > data_bytes) offsets.refuse(fmt::format("ends at byte {}, but the file has {} bytes of data", t.end, data_bytes));
-  const std::int64_t expected = checked_mul(elements, size, shape.path().c_str()) / 8;
+  const std::int64_t all_bits = checked_mul(elements, size, shape.path().c_str()), expected = all_bits / 8;
+  if (all_bits % 8 != 0) shape.refuse(fmt::format("{} elements of {} bits do not end on a byte", elements, size));
   if (t.end - t.begin != expected) offsets.refuse(fmt::format("hold {} bytes, but the shape and type need {}", t.end - t.begin, expected));
   return t;
 }
@@ -114,8 +121,17 @@ std::vector<StoredTensor> read_header(const RegularFile& file) {
   std::vector<StoredTensor> out;
   const std::int64_t data = file.size() - 8 - size;
   std::int64_t total = 0;
-  for (const auto& [name, value] : json.items())
-    if (name != "__metadata__") out.push_back(tensor(root.at(name), name, data));
+  if (json.size() > most_tensors) throw InputError(where, fmt::format("{} tensors, more than {}", json.size(), most_tensors));
+  for (const auto& [name, value] : json.items()) {
+    if (name == "__metadata__") {
+      const Place metadata = root.at(name);
+      if (!value.is_object()) metadata.wrong_type("an object of texts");
+      for (const auto& [key, each] : value.items()) (void)read_string(metadata.at(key));
+      continue;
+    }
+    if (!is_name(name)) throw InputError(where, "a tensor's name is " + (name.empty() ? std::string("empty") : shown(name)), "1 to 4096 bytes, no control characters");
+    out.push_back(tensor(root.at(name), name, data));
+  }
   std::vector<std::pair<std::int64_t, std::int64_t>> spans;
   for (const StoredTensor& t : out) spans.emplace_back(t.begin, t.end);
   std::sort(spans.begin(), spans.end());

@@ -59,6 +59,18 @@ Rope rope(const ConfigReader& text, std::int64_t head_dim, std::vector<std::stri
     if (kind.empty() || kind == "default") continue;
     r.scaling = kind;
     r.factor = block->number_or({"factor"}, 1);
+    if (kind == "yarn") {
+      r.beta_fast = block->number_or({"beta_fast"}, r.beta_fast);
+      r.beta_slow = block->number_or({"beta_slow"}, r.beta_slow);
+      if (!(r.beta_fast > 0 && r.beta_slow > 0)) block->refuse("beta_fast", fmt::format("{} and beta_slow {} are not both positive", r.beta_fast, r.beta_slow));
+      r.truncated = block->flag({"truncate"}, true);
+      // Peng et al. 2023, equation 22; DeepSeek's form is a ratio of two, and scales the logits apart.
+      const auto magnitude = [&](double weight) { return r.factor > 1 ? 0.1 * weight * std::log(r.factor) + 1 : 1.0; };
+      const double one = block->number_or({"mscale"}, 0), all = block->number_or({"mscale_all_dim"}, 0);
+      r.magnitude = block->number_or({"attention_factor"}, one > 0 && all > 0 ? magnitude(one) / magnitude(all) : magnitude(1));
+      if (!(r.magnitude > 0)) block->refuse("attention_factor", fmt::format("{} is not positive", r.magnitude));
+      if (all > 0) r.score_scale = magnitude(all) * magnitude(all);
+    }
     if (!(r.factor > 0)) block->refuse("factor", fmt::format("{} is not positive", r.factor));
     const auto original = block->maybe_dim({"original_max_position_embeddings"}, 1);
     r.original_positions = original.value_or(text.maybe_dim({"original_max_position_embeddings", "max_position_embeddings"}, 1).value_or(0));
@@ -106,6 +118,7 @@ MlaAttention mla(const ConfigReader& text, ModelSpec& model) {
   (void)text.width(a.heads, a.nope + a.rope_dim + a.v, "num_attention_heads");
   a.rope = rope(text, a.rope_dim, model.notes);
   a.rope.rotary_dim = 0;
+  a.rope.interleaved = text.flag({"rope_interleave"}, true);
   a.rope.enabled = a.rope_dim > 0 && !text.flag({"mla_use_nope"}, false);
   if (text.flag({"mla_use_output_gate", "gated_mla"}, false)) a.gate = OutputGate::projection;
   return a;

@@ -65,9 +65,11 @@ ValueId lightning_indices(Builder& b, const ModelSpec& m, const MlaAttention& a,
   ValueId q = project(b, m, q_latent, "indexer.wq_b", i.heads * i.dim, WeightClass::other, WeightSplit::none, false, m.stored.attention);
   ValueId k = project(b, m, x, "indexer.wk", i.dim, WeightClass::other, WeightSplit::none, false, m.stored.attention);
   const WeightId w = small(b, "indexer.k_norm.weight", {i.dim}, WeightSplit::none, m.stored.base), bias = small(b, "indexer.k_norm.bias", {i.dim}, WeightSplit::none, m.stored.base);
-  k = b.call(op::LayerNorm{.tokens = t, .hidden = i.dim, .training = b.training(WeightClass::other)}, {k}, {w, bias}).front();
-  q = rotate(b, a.rope, q, i.heads, i.dim, rotary, false);
-  k = rotate(b, a.rope, k, 1, i.dim, rotary, false);
+  k = b.call(op::LayerNorm{.tokens = t, .hidden = i.dim, .training = b.training(WeightClass::other), .epsilon = 1e-6}, {k}, {w, bias}).front();
+  Rope halves = a.rope;   // DeepSeek's indexer turns halves where the attention beside it turns neighbours; GLM's turns neighbours too
+  halves.interleaved = a.rope.interleaved && m.family == "glm";
+  q = rotate(b, halves, q, i.heads, i.dim, rotary, false);
+  k = rotate(b, halves, k, 1, i.dim, rotary, false);
   const ValueId weights = project(b, m, x, "indexer.weights_proj", i.heads, WeightClass::other);
   op::Indexer call{.tokens = t, .sequence_length = seq, .heads = i.heads, .dim = i.dim, .topk = topk, .key_ratio = 1, .kv_tokens = 0};
   if (pool > 1) {
@@ -143,7 +145,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     const ValueId kv = b.linear(latent, kv_b, heads * block, attention, "kv_b_proj");
     const auto parts = b.call(op::Split{.tokens = t, .groups = heads, .first = a.nope, .second = a.v}, {kv});
     const op::Attention call{.tokens = t, .sequence_length = seq, .heads = heads, .kv_heads = heads, .d_qk = d_qk, .d_v = a.v, .sinks = a.sinks,
-                             .shared_key = a.rope_dim, .training = b.training(WeightClass::other)};
+                             .shared_key = a.rope_dim, .training = b.training(WeightClass::other), .scale = a.rope.score_scale == 1 ? 0 : a.rope.score_scale / std::sqrt(static_cast<double>(d_qk))};
     std::vector<ValueId> values{q, parts[0]};
     if (k_rope >= 0) values.push_back(k_rope);
     values.push_back(parts[1]);
@@ -173,7 +175,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     }
     const op::SparseAttention call{.tokens = t, .sequence_length = seq, .heads = heads, .kv_heads = 1, .d_qk = a.kv_lora + a.rope_dim, .d_v = a.kv_lora,
                                    .topk = topk, .block = pool, .latent = true, .sinks = a.sinks, .training = b.training(WeightClass::other),
-                                   .scale = 1 / std::sqrt(static_cast<double>(d_qk))};
+                                   .scale = a.rope.score_scale / std::sqrt(static_cast<double>(d_qk))};
     y = b.call(call, std::array{q, key, stream.indices}, sinks).front();
     op::HeadLinear back = absorb;
     back.begin = a.nope, back.count = a.v, back.transposed = false;

@@ -38,7 +38,7 @@ ValueId norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name)
   const std::int64_t h = columns(b, x);
   const Training training = b.training(WeightClass::norm);
   const WeightId w = b.weight(WeightClass::norm, name + ".weight", {h}, WeightSplit::none, m.stored.base);
-  if (m.norm == NormKind::rms) return b.call(op::RmsNorm{.tokens = rows(b, x), .hidden = h, .training = training, .epsilon = m.norm_epsilon}, {x}, {w}).front();
+  if (m.norm == NormKind::rms) return b.call(op::RmsNorm{.tokens = rows(b, x), .hidden = h, .training = training, .unit_offset = m.unit_offset_norm, .epsilon = m.norm_epsilon}, {x}, {w}).front();
   const op::LayerNorm layer_norm{.tokens = rows(b, x), .hidden = h, .bias = m.norm == NormKind::layer_norm_bias, .training = training, .epsilon = m.norm_epsilon};
   if (!layer_norm.bias) return b.call(layer_norm, {x}, {w}).front();
   return b.call(layer_norm, {x}, {w, b.weight(WeightClass::norm, name + ".bias", {h}, WeightSplit::none, m.stored.base)}).front();
@@ -52,7 +52,7 @@ ValueId rms(Builder& b, const ModelSpec& m, ValueId x, const std::string& name) 
 
 ValueId head_norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t heads, std::int64_t dim, bool weight) {
   const std::int64_t t = b.value(x).shape.elements() / (heads * dim);
-  const op::RmsNorm norm{.tokens = t * heads, .hidden = dim, .has_weight = weight, .training = b.training(WeightClass::norm), .epsilon = m.norm_epsilon};
+  const op::RmsNorm norm{.tokens = t * heads, .hidden = dim, .has_weight = weight, .training = b.training(WeightClass::norm), .unit_offset = weight && m.unit_offset_norm, .epsilon = m.norm_epsilon};
   const ValueId y = weight ? b.call(norm, {x}, {b.weight(WeightClass::norm, name + ".weight", {dim}, WeightSplit::none, m.stored.base)}).front() : b.call(norm, {x}).front();
   b.reshape(y, {t, heads * dim});
   return y;
@@ -61,8 +61,11 @@ ValueId head_norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& 
 ValueId rotate(Builder& b, const Rope& rope, ValueId x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim, bool trailing, bool inverse) {
   if (!rope.enabled || rotary_dim < 2) return x;
   op::Rope call{.tokens = b.value(x).shape.elements() / (heads * head_dim), .heads = heads, .head_dim = head_dim, .rotary_dim = rotary_dim / 2 * 2,
-                .sequence_length = b.context().sequence_length, .trailing = trailing, .inverse = inverse, .theta = rope.theta};
-  if (rope.scaling == "yarn") call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions);
+                .sequence_length = b.context().sequence_length, .trailing = trailing, .interleaved = rope.interleaved, .inverse = inverse, .theta = rope.theta};
+  if (rope.scaling == "yarn") {
+    call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions);
+    call.yarn_beta_fast = rope.beta_fast, call.yarn_beta_slow = rope.beta_slow, call.magnitude = rope.magnitude, call.yarn_truncate = rope.truncated;
+  }
   return b.call(call, {x}).front();
 }
 

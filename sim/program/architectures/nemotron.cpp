@@ -17,9 +17,9 @@ std::string blocks(const ConfigReader& root, const char* pattern, const char* li
   }
   std::string letters;
   for (const auto& word : root.texts({list})) {
-    if (word == "mamba") letters += 'M';
+    if (word == "mamba" || word == "linear_attention") letters += 'M';
     else if (word == "moe") letters += 'E';
-    else if (word == "attention") letters += '*';
+    else if (word == "attention" || word == "full_attention") letters += '*';
     else if (word == "mlp") letters += '-';
     else root.refuse(list, "unknown block " + shown(word), "known: mamba, moe, attention, mlp");
   }

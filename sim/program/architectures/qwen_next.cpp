@@ -9,6 +9,7 @@ namespace moeplan::import {
 ModelSpec qwen_next(const ConfigReader& root) {
   const ConfigReader text = root.text();
   ModelSpec m = start(root, text, "qwen_next");
+  m.unit_offset_norm = true;
   const bool nested = root.has("text_config");  // Qwen3.5 splits in_proj and fuses the experts; Qwen3-Next is flat
   GdnAttention linear{.k_heads = text.dim({"linear_num_key_heads"}), .v_heads = text.dim({"linear_num_value_heads"}),
                       .k_dim = text.dim({"linear_key_head_dim"}), .v_dim = text.dim({"linear_value_head_dim"}),
