@@ -2,6 +2,11 @@
 # moeplan_core; moeplan_nccl is built where NCCL's header and the CUDA run time are found.
 moeplan_room(moeplan_comm GLOB executor/comm/*.cpp executor/rendezvous/*.cpp executor/launch/*.cpp LINK moeplan_core Threads::Threads)
 
+# The plan's program, run: backends, arena, walk, optimizer, weights, data, adapters, checkpoints.
+moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp executor/state/*.cpp executor/walk/*.cpp executor/train/*.cpp
+                              executor/weights/*.cpp executor/data/*.cpp executor/adapter/*.cpp executor/checkpoint/*.cpp executor/monitor/*.cpp
+             LINK moeplan_program moeplan_reference moeplan_comm)
+
 find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_HOME PATH_SUFFIXES include)
 find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib ENV NCCL_HOME PATH_SUFFIXES lib)

@@ -1,0 +1,68 @@
+#pragma once
+/// Who computes. A backend owns memory, performs the operator calls of a program on it, and moves numbers in and out; where a buffer lies
+/// and in which order calls run is decided above it. `cpu` computes with the references, `null` walks and computes nothing. A device
+/// backend queues the same calls on its stream: nothing here waits but `read` and `wait`.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/catalogue.hpp"
+
+namespace moeplan {
+
+/// A tensor in a backend's memory. A view takes some columns of every row of its base (`split`); without `columns` it is contiguous.
+struct TensorView {
+  std::byte* data = nullptr;                             ///< first byte of the base; null: absent
+  DType dtype = DType::f32;
+  Shape shape{};                                         ///< as the call sees it
+  const std::vector<std::int32_t>* columns = nullptr;    ///< columns of a row of the base, in the view's order
+  std::int64_t base_columns = 0;                         ///< of a row of the base, where `columns` is set
+  [[nodiscard]] bool present() const { return data != nullptr; }
+};
+
+/// What a call is told besides its operands: the routing of its layer and micro-batch, and the policies on it.
+struct CallContext {
+  std::span<const std::int64_t> rows_of_expert{};   ///< of each local expert, after drops
+  std::int64_t capacity = 0;                        ///< most rows of one expert; 0: no limit
+  double auxiliary = 0;                             ///< weight of the router's balancing loss
+};
+
+class Backend {
+ public:
+  /// Memory of the backend; freed with its last owner.
+  using Memory = std::shared_ptr<std::byte>;
+
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  /// Whether it has this operator; what it lacks is refused by name before a run starts.
+  [[nodiscard]] virtual bool runs(const Op& op) const = 0;
+  /// In which type it holds a tensor that the plan wants in `planned`.
+  [[nodiscard]] virtual DType held(DType planned) const = 0;
+  /// Zeroed memory, aligned to 64 bytes. Throws InputError naming `what` and the bytes where there is none.
+  [[nodiscard]] virtual Memory allocate(Bytes bytes, const std::string& what) = 0;
+  /// Converts between floats here and a tensor there.
+  virtual void write(const TensorView& to, std::span<const float> from) = 0;
+  virtual void read(const TensorView& from, std::span<float> to) = 0;
+  /// to += scale * from, elementwise, in float.
+  virtual void add(const TensorView& from, const TensorView& to, float scale) = 0;
+  /// to = from, with conversion.
+  virtual void copy(const TensorView& from, const TensorView& to) = 0;
+  /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
+  virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
+  virtual void wait() = 0;
+};
+
+/// `as_planned`: bf16 buffers hold bf16, so memory is the plan's and every stored result is rounded; `wide`: bf16 and f16 are held as f32,
+/// for comparisons with float implementations. Arithmetic is float in both.
+enum class CpuStorage : std::uint8_t { as_planned, wide };
+[[nodiscard]] std::unique_ptr<Backend> cpu_backend(CpuStorage storage);
+[[nodiscard]] std::unique_ptr<Backend> null_backend();
+
+}  // namespace moeplan

@@ -1,0 +1,133 @@
+/// The CPU backend: every call converts its operands to float, runs the reference, and stores what the contract writes.
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "core/error.hpp"
+#include "executor/backend/backend.hpp"
+#include "executor/backend/convert.hpp"
+#include "kernels/reference.hpp"
+
+namespace moeplan {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+/// Rows of a view's base.
+std::int64_t view_rows(const TensorView& t) { return t.columns->empty() ? 0 : t.shape.elements() / static_cast<std::int64_t>(t.columns->size()); }
+
+void gather(const TensorView& t, std::span<float> to) {
+  if (!t.columns) return to_floats(t.dtype, t.data, to);
+  std::vector<float> row(static_cast<std::size_t>(t.base_columns));
+  std::size_t at = 0;
+  for (std::int64_t r = 0, n = view_rows(t); r < n; ++r) {
+    to_floats(t.dtype, t.data + r * t.base_columns * plain_bytes(t.dtype), row);
+    for (const std::int32_t c : *t.columns) to[at++] = row[static_cast<std::size_t>(c)];
+  }
+}
+
+void scatter(const TensorView& t, std::span<const float> from) {
+  if (!t.columns) return from_floats(t.dtype, from, t.data);
+  std::size_t at = 0;
+  const std::int64_t width = plain_bytes(t.dtype);
+  for (std::int64_t r = 0, n = view_rows(t); r < n; ++r)
+    for (const std::int32_t c : *t.columns) from_floats(t.dtype, from.subspan(at++, 1), t.data + (r * t.base_columns + c) * width);
+}
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(CpuStorage storage) : storage_(storage) {}
+
+  std::string_view name() const override { return "cpu"; }
+  bool runs(const Op& op) const override { return backends(kind(op)).reference; }
+  DType held(DType planned) const override {
+    switch (planned) {
+      case DType::i32: case DType::i64: case DType::u8: case DType::f32: return planned;
+      case DType::bf16: case DType::f16: return storage_ == CpuStorage::wide ? DType::f32 : planned;
+      default: return storage_ == CpuStorage::wide ? DType::f32 : DType::bf16;   // block-quantised weights are read into bf16 on the CPU
+    }
+  }
+
+  Memory allocate(Bytes bytes, const std::string& what) override {
+    const std::size_t size = (static_cast<std::size_t>(bytes.value) + kAlignment) / kAlignment * kAlignment;
+    auto* at = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size));
+    if (!at) throw InputError(what, fmt::format("{} bytes cannot be had on this machine", bytes.value), "a smaller micro-batch, sequence or rank needs less");
+    std::memset(at, 0, size);
+    return {at, [](std::byte* p) { std::free(p); }};
+  }
+
+  void write(const TensorView& to, std::span<const float> from) override { scatter(to, from); }
+  void read(const TensorView& from, std::span<float> to) override { gather(from, to); }
+
+  void add(const TensorView& from, const TensorView& to, float scale) override {
+    const auto n = static_cast<std::size_t>(to.shape.elements());
+    std::vector<float> a(n), b(n);
+    gather(from, a);
+    gather(to, b);
+    for (std::size_t i = 0; i < n; ++i) b[i] += scale * a[i];
+    scatter(to, b);
+  }
+
+  void copy(const TensorView& from, const TensorView& to) override {
+    std::vector<float> a(static_cast<std::size_t>(to.shape.elements()));
+    gather(from, a);
+    scatter(to, a);
+  }
+
+  void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    const Operands contract = moeplan::operands(call.op);
+    const std::size_t n = contract.size();
+    std::vector<std::vector<float>> floats(2 * n);
+    std::vector<reference::View<float>> values(n), d(n);
+    // A float operand is worked on where it lies, everything else by way of a copy.
+    const auto open = [&](const TensorView& t, std::size_t at, bool reads) -> reference::View<float> {
+      if (!t.present()) return {};
+      if (t.dtype == DType::f32 && !t.columns) return {reinterpret_cast<float*>(t.data), t.shape};
+      floats[at].resize(static_cast<std::size_t>(t.shape.elements()));
+      if (reads) gather(t, floats[at]);
+      return {floats[at].data(), t.shape};
+    };
+    const auto is_result = [](Role role) { return role == Role::output || role == Role::aux; };
+    const bool forward = call.pass == Pass::forward;
+    for (std::size_t i = 0; i < n; ++i) {
+      values[i] = open(operands[i], i, !forward || !is_result(contract[i].role));
+      if (!forward) d[i] = open(gradients[i], n + i, is_result(contract[i].role));
+    }
+    const reference::Ragged ragged{.rows_of_expert = context.rows_of_expert, .capacity = context.capacity, .auxiliary = context.auxiliary};
+    if (forward) reference::forward<float>(call.op, values, ragged);
+    else reference::backward<float>(call.op, values, d, ragged);
+    for (std::size_t i = 0; i < n; ++i) {
+      if (forward && is_result(contract[i].role) && !floats[i].empty()) scatter(operands[i], floats[i]);
+      if (!forward && !is_result(contract[i].role) && !floats[n + i].empty()) scatter(gradients[i], floats[n + i]);
+    }
+  }
+
+  void wait() override {}
+
+ private:
+  CpuStorage storage_;
+};
+
+class NullBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "null"; }
+  bool runs(const Op&) const override { return true; }
+  DType held(DType planned) const override { return planned; }
+  Memory allocate(Bytes, const std::string&) override { return {new std::byte[1]{}, std::default_delete<std::byte[]>()}; }
+  void write(const TensorView&, std::span<const float>) override {}
+  void read(const TensorView&, std::span<float> to) override { std::fill(to.begin(), to.end(), 0.0f); }
+  void add(const TensorView&, const TensorView&, float) override {}
+  void copy(const TensorView&, const TensorView&) override {}
+  void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override {}
+  void wait() override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> cpu_backend(CpuStorage storage) { return std::make_unique<CpuBackend>(storage); }
+std::unique_ptr<Backend> null_backend() { return std::make_unique<NullBackend>(); }
+
+}  // namespace moeplan

@@ -1,0 +1,167 @@
+#include "executor/checkpoint/checkpoint.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "core/write.hpp"
+#include "executor/checkpoint/durable.hpp"
+#include "executor/weights/safetensors_file.hpp"
+
+namespace moeplan {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kFormat = "moeplan.checkpoint.v1";
+constexpr std::size_t kMostBytes = std::size_t{1} << 40;
+
+struct Part {
+  const char* prefix;
+  const Backend::Memory& memory;
+  DType held;
+};
+
+/// What of a parameter a step reads and changes.
+std::vector<Part> parts_of(const Parameter& p) {
+  if (p.trained) return {{"value/", p.value, p.held}, {"first_moment/", p.first_moment, DType::f32}, {"second_moment/", p.second_moment, DType::f32}};
+  if (p.buffer && p.held == DType::f32) return {{"value/", p.value, p.held}};   // router biases
+  return {};
+}
+
+std::vector<std::int64_t> dims(const Shape& s) { return {s.dim.begin(), s.dim.begin() + s.rank}; }
+
+std::int64_t step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with("step-") || name.size() > 20 || name.find_first_not_of("0123456789", 5) != std::string::npos || name.size() == 5) return -1;
+  return std::stoll(name.substr(5));
+}
+
+std::vector<std::pair<std::int64_t, fs::path>> saves(const fs::path& directory) {
+  std::vector<std::pair<std::int64_t, fs::path>> out;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::directory_iterator(); it.increment(error))
+    if (const std::int64_t n = step_of(it->path()); n >= 0) out.emplace_back(n, it->path());
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  return out;
+}
+
+/// The manifest of a save whose files are what it says. Throws InputError otherwise.
+Json verified(const fs::path& at) {
+  const std::string where = (at / "manifest.json").string();
+  const Json json = load_json(at / "manifest.json");
+  const Place root(json, where);
+  if (!json.is_object()) root.wrong_type("an object");
+  for (const char* key : {"format", "step", "fingerprint", "data", "seed", "files"})
+    if (!json.contains(key)) throw InputError(root.child(key), "is missing");
+  if (read_string(root.at("format")) != kFormat) root.at("format").refuse("is " + shown(read_string(root.at("format"))), std::string(kFormat));
+  const Place files = root.at("files");
+  if (!files.value().is_object()) files.wrong_type("an object");
+  for (const auto& [name, entry] : files.value().items()) {
+    if (name != "state.safetensors") files.refuse("names " + shown(name));
+    const Place file = files.at(name);
+    if (!file.value().is_object() || !file.value().contains("bytes") || !file.value().contains("crc32c")) file.refuse("lacks bytes or crc32c");
+    const std::string bytes = read_text_file(at / name, kMostBytes);
+    if (static_cast<std::int64_t>(bytes.size()) != read_integer(file.at("bytes"), {0, 1e15})) throw InputError((at / name).string(), fmt::format("has {} bytes, its manifest says otherwise", bytes.size()));
+    if (fmt::format("{:08x}", crc32c(bytes)) != read_string(file.at("crc32c"))) throw InputError((at / name).string(), "does not have its checksum");
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string run_fingerprint(const Problem& problem, const Plan& plan) {
+  Json all = Json::object();
+  all["model"] = problem.model_config;
+  all["workload"] = to_json(problem.workload);
+  all["plan"] = to_json(plan);
+  return fmt::format("{:08x}", crc32c(all.dump()));
+}
+
+Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint, const Progress& progress, const Parameters& parameters, Backend& backend, std::size_t keep) {
+  const fs::path target = directory / fmt::format("step-{}", progress.step);
+  if (fs::exists(target)) return {target, 0};   // this step is committed already; a committed save is never edited
+  std::vector<NamedTensor> tensors;
+  std::int64_t bytes = 1 << 16;
+  backend.wait();
+  for (const Parameter& p : parameters.all())
+    for (const Part& part : parts_of(p)) {
+      NamedTensor t{part.prefix + p.name, dims(p.shape), std::vector<float>(static_cast<std::size_t>(p.shape.elements()))};
+      backend.read({part.memory.get(), part.held, p.shape}, t.values);
+      bytes += 4 * p.shape.elements() + 512;
+      tensors.push_back(std::move(t));
+    }
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) throw InputError(directory.string(), "cannot be made: " + error.message());
+  require_space(directory, bytes);
+  const fs::path fresh = fresh_directory(target);
+  try {
+    const std::string state = safetensors_bytes(std::move(tensors));
+    write_durable(fresh / "state.safetensors", state);
+    Json manifest = Json::object();
+    manifest["format"] = std::string(kFormat);
+    manifest["step"] = progress.step;
+    manifest["fingerprint"] = fingerprint;
+    manifest["seed"] = progress.seed;
+    manifest["data"] = {{"epoch", progress.data.epoch}, {"document", progress.data.document}, {"token", progress.data.token}};
+    manifest["world"] = 1;
+    manifest["files"]["state.safetensors"] = {{"bytes", state.size()}, {"crc32c", fmt::format("{:08x}", crc32c(state))}};
+    write_durable(fresh / "manifest.json", manifest.dump(1) + "\n");
+    commit_directory(fresh, target);
+    bytes = static_cast<std::int64_t>(state.size());
+  } catch (...) {
+    fs::remove_all(fresh, error);
+    throw;
+  }
+  const auto all = saves(directory);
+  for (std::size_t i = std::max<std::size_t>(keep, 2); i < all.size(); ++i) fs::remove_all(all[i].second, error);
+  return {target, bytes};
+}
+
+std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::string& fingerprint, Parameters& parameters, Backend& backend) {
+  Resumed out;
+  for (const auto& [step, at] : saves(directory)) {
+    Json manifest;
+    try {
+      manifest = verified(at);
+    } catch (const InputError& e) {
+      std::error_code error;
+      const fs::path aside = fs::path(at).concat(".broken");
+      fs::rename(at, aside, error);
+      out.notes.push_back(fmt::format("{}; set aside as {}", e.what(), aside.filename().string()));
+      continue;
+    }
+    const Place root(manifest, (at / "manifest.json").string());
+    const TensorFiles files(at, "state.safetensors");
+    std::vector<std::string> faults;
+    std::size_t expected = 0;
+    for (const Parameter& p : parameters.all())
+      for (const Part& part : parts_of(p)) {
+        ++expected;
+        const StoredTensor* t = files.find(part.prefix + p.name);
+        if (!t) faults.push_back(shown(part.prefix + p.name) + " is missing");
+        else if (t->shape != dims(p.shape) || t->dtype != "F32") faults.push_back(fmt::format("{} is {} [{}], the run has F32 [{}]", shown(t->name), t->dtype, fmt::join(t->shape, ", "), fmt::join(dims(p.shape), ", ")));
+      }
+    if (files.names().size() > expected && faults.empty()) faults.push_back(fmt::format("{} tensors that the run does not have", files.names().size() - expected));
+    if (!faults.empty())
+      throw InputError(at.string(), fmt::format("{} tensors differ from this run's: {}", faults.size(), fmt::join(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(10, faults.size())), "; ")),
+                       "resume with the plan that made it, or train into another directory");
+    if (read_string(root.at("fingerprint")) != fingerprint)
+      throw InputError(root.child("fingerprint"), fmt::format("is {}, this run's is {}: model, workload or plan differ", shown(read_string(root.at("fingerprint"))), fingerprint), "resume with the plan that made it");
+    const Place data = root.at("data");
+    if (!data.value().is_object()) data.wrong_type("an object");
+    for (const char* key : {"epoch", "document", "token"}) if (!data.value().contains(key)) throw InputError(data.child(key), "is missing");
+    out.progress = {read_integer(root.at("step"), {0, 1e15}), {read_integer(data.at("epoch"), {0, 1e15}), read_integer(data.at("document"), {0, 1e15}), read_integer(data.at("token"), {0, 1e15})},
+                    static_cast<std::uint64_t>(read_integer(root.at("seed"), {0, 9e15}))};
+    for (Parameter& p : parameters.all())
+      for (const Part& part : parts_of(p)) backend.write({part.memory.get(), part.held, p.shape}, files.floats(part.prefix + p.name, 0, p.shape.elements()));
+    out.directory = at;
+    return out;
+  }
+  if (!out.notes.empty()) throw InputError(directory.string(), "holds no save that verifies: " + out.notes.front());
+  return std::nullopt;
+}
+
+}  // namespace moeplan

@@ -1,0 +1,72 @@
+#include "executor/state/parameters.hpp"
+
+#include <fmt/format.h>
+
+#include "core/error.hpp"
+#include "executor/backend/convert.hpp"
+#include "sim/program/architectures/compose.hpp"
+
+namespace moeplan {
+namespace {
+
+Bytes held_bytes(DType type, const Shape& shape) { return {plain_bytes(type) * shape.elements()}; }
+
+Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) {
+  const bool inner = layer >= 0 && layer < static_cast<std::int32_t>(model.layers.size());
+  const auto full = [&](const std::string& ours) { return inner ? checkpoint_name(model, model.layer_prefix, layer, ours) : ours; };
+  Parameter p{.name = full(w.name), .cls = w.cls, .shape = w.shape, .trained = w.trained, .adapter = w.adapter, .buffer = w.buffer, .sources = w.sources, .layer = inner ? layer : -1,
+              .value = {}, .gradient = {}, .first_moment = {}, .second_moment = {}};
+  for (TensorSource& s : p.sources) s.name = full(s.name);
+  return p;
+}
+
+}  // namespace
+
+Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend) {
+  if (problem.workload.optimizer != OptimizerKind::adamw)
+    throw InputError("workload.optimizer", fmt::format("{} is priced, not run", name_of(problem.workload.optimizer)), "adamw");
+  for (const Slot& slot : program.slots) {
+    const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
+    index_.emplace_back();
+    for (const Weight& w : block.weights) {
+      Parameter p = declared(w, problem.model, slot.layer);
+      // A tied head has the embedding's name and no source of its own; a pair used twice in a block is one weight there already.
+      if (const auto it = by_name_.find(p.name); it != by_name_.end() && (w.sources.empty() && !w.adapter)) {
+        index_.back().push_back(it->second);
+        continue;
+      }
+      const DType master = w.adapter ? problem.runtime.adapter : problem.runtime.master_weights ? DType::f32 : DType::bf16;
+      p.held = backend.held(w.trained ? master : w.dtype);
+      const Bytes value = held_bytes(p.held, p.shape), full = held_bytes(DType::f32, p.shape);
+      p.value = backend.allocate(value, p.name);
+      (w.adapter ? bytes_.adapters : bytes_.weights) += value;
+      if (w.trained) {
+        p.gradient = backend.allocate(full, p.name + " gradient");
+        p.first_moment = backend.allocate(full, p.name + " first moment");
+        p.second_moment = backend.allocate(full, p.name + " second moment");
+        bytes_.gradients += full;
+        bytes_.optimizer += full * 2;
+        bytes_.trained_elements += p.shape.elements();
+      }
+      by_name_.emplace(p.name, all_.size());
+      index_.back().push_back(all_.size());
+      all_.push_back(std::move(p));
+    }
+  }
+}
+
+Parameter* Parameters::find(const std::string& name) {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : &all_[it->second];
+}
+
+std::vector<float> values_of(const Parameter& p, Backend& backend) {
+  std::vector<float> out(static_cast<std::size_t>(p.shape.elements()));
+  backend.wait();
+  backend.read(p.view(), out);
+  return out;
+}
+
+void set_values(Parameter& p, std::span<const float> values, Backend& backend) { backend.write(p.view(), values); }
+
+}  // namespace moeplan

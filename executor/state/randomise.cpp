@@ -1,0 +1,70 @@
+/// Start values of tensors that no checkpoint gives.
+
+#include <cmath>
+#include <numbers>
+
+#include "executor/state/parameters.hpp"
+
+namespace moeplan {
+namespace {
+
+/// splitmix64 (Steele et al. 2014): a counter through a bijective mixer, so any tensor's numbers can be made alone.
+class Random {
+ public:
+  Random(std::uint64_t seed, const std::string& name) : state_(seed * 0x9E3779B97F4A7C15ull + 0x1234567) {
+    for (const char c : name) state_ = mix(state_ ^ static_cast<unsigned char>(c));
+  }
+  std::uint64_t next() { return mix(state_ += 0x9E3779B97F4A7C15ull); }
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }   ///< in [0, 1)
+  double between(double low, double high) { return low + (high - low) * unit(); }
+  double normal() { return std::sqrt(-2 * std::log(1 - unit())) * std::cos(2 * std::numbers::pi * unit()); }
+
+ private:
+  static std::uint64_t mix(std::uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+  }
+  std::uint64_t state_;
+};
+
+bool ends(const std::string& name, std::string_view part) { return name.size() >= part.size() && name.compare(name.size() - part.size(), part.size(), part) == 0; }
+bool has(const std::string& name, std::string_view part) { return name.find(part) != std::string::npos; }
+
+/// One number of a tensor, by the tensor's name.
+double value_of(const Parameter& p, const ModelSpec& model, Random& random, std::int64_t at) {
+  const std::string& n = p.name;
+  const double in = static_cast<double>(p.shape[p.shape.rank - 1]);
+  if (ends(n, "lora_A.weight")) return random.between(-1, 1) / std::sqrt(in);
+  if (ends(n, "lora_B.weight")) return 0;
+  if (ends(n, "A_log")) return std::log(random.between(1, 16));           // Mamba-2, KDA
+  if (ends(n, "dt_bias")) {                                                // softplus^-1 of a step in [0.001, 0.1], log-uniform (Mamba)
+    const double step = std::exp(random.between(std::log(0.001), std::log(0.1)));
+    return step + std::log(-std::expm1(-step));
+  }
+  if (ends(n, ".D") || has(n, "norm") || p.cls == WeightClass::norm) return ends(n, ".bias") ? 0 : 1;
+  if (has(n, "tid2eid")) {                                                 // k neighbours on a ring of experts: distinct for each token id
+    std::int64_t experts = 1;
+    for (const Sublayer& s : model.layers[static_cast<std::size_t>(std::max(p.layer, 0))].sublayers)
+      if (const auto* f = std::get_if<MoeFfn>(&s.mixer)) experts = f->experts;
+    const std::int64_t k = p.shape[1];
+    return static_cast<double>((at / k * 7 + at % k) % experts);
+  }
+  if (has(n, "bias") || ends(n, "sinks") || ends(n, "attn_sink") || p.buffer) return 0;
+  if (has(n, "conv")) return random.between(-1, 1) / std::sqrt(in);
+  return 0.02 * random.normal();
+}
+
+}  // namespace
+
+void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& model, Backend& backend, bool only_adapters) {
+  for (Parameter& p : parameters.all()) {
+    if (only_adapters && !p.adapter) continue;
+    Random random(seed, p.name);
+    std::vector<float> values(static_cast<std::size_t>(p.shape.elements()));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(value_of(p, model, random, static_cast<std::int64_t>(i)));
+    set_values(p, values, backend);
+  }
+}
+
+}  // namespace moeplan

@@ -1,0 +1,63 @@
+#include "executor/train/measured.hpp"
+
+#include <fmt/format.h>
+
+#include <map>
+
+namespace moeplan {
+namespace {
+
+Picoseconds picoseconds(double seconds) { return to_picoseconds({std::max(0.0, seconds)}); }
+
+}  // namespace
+
+void StepRecorder::record(const Instance& instance, const BlockNode& node, double begin, double end) {
+  const bool backward = instance.phase == Phase::backward;
+  if (stretches_.empty() || stretches_.back().slot != instance.slot || stretches_.back().micro_batch != instance.micro_batch || stretches_.back().backward != backward)
+    stretches_.push_back({instance.slot, instance.micro_batch, backward, begin, end, {}});
+  const OpCall* call = std::get_if<OpCall>(&node.call);
+  const bool gradient = call && call->pass == Pass::backward;
+  stretches_.back().parts.push_back({call ? fmt::format("{} {}", kind(call->op), gradient ? "backward" : "forward") : std::string("communication"),
+                                     node.recompute ? Activity::recompute : backward ? Activity::backward : Activity::forward, begin, end});
+  stretches_.back().end = end;
+}
+
+StepTimeline StepRecorder::timeline() const {
+  StepTimeline t;
+  t.source = "measured";
+  t.ranks = {{.rank = 0, .stage = 0, .stands_for = 1}};
+  t.lanes = {"compute"};
+  std::map<std::string, std::int32_t> known;
+  const auto name = [&](const std::string& text) {
+    const auto [it, fresh] = known.try_emplace(text, static_cast<std::int32_t>(t.names.size()));
+    if (fresh) t.names.push_back(text);
+    return it->second;
+  };
+  for (const Stretch& s : stretches_) {
+    const std::int32_t layer = program_.slots[static_cast<std::size_t>(s.slot)].layer;
+    const std::string& block = program_.blocks[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(s.slot)].block)].name;
+    TimelineDetail detail{.duration = picoseconds(s.end - s.begin), .parts = {}};
+    // Parts fill their stretch: the gap before a call is the host's work for it.
+    double before = s.begin;
+    for (const auto& p : s.parts) {
+      detail.parts.push_back({.start = picoseconds(before - s.begin), .duration = picoseconds(p.end - s.begin) - picoseconds(before - s.begin), .name = name(p.name), .kind = p.kind});
+      before = p.end;
+    }
+    t.events.push_back({.start = picoseconds(s.begin), .duration = detail.duration, .rank = 0, .lane = 0, .name = name(block), .detail = static_cast<std::int32_t>(t.details.size()), .call = -1,
+                        .layer = layer, .micro_batch = s.micro_batch, .kind = s.backward ? Activity::backward : Activity::forward});
+    t.details.push_back(std::move(detail));
+    t.step = std::max(t.step, t.events.back().end());
+  }
+  return t;
+}
+
+Json memory_json(const MemoryBreakdown& memory) {
+  Json out = Json::object();
+  out["peak_bytes"] = memory.peak().value;
+  if (!memory.peak_at.empty()) out["peak_at"] = memory.peak_at;
+  for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
+    if (memory[category].value > 0) out[std::string(name)] = memory[category].value;
+  return out;
+}
+
+}  // namespace moeplan

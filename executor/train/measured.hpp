@@ -1,0 +1,31 @@
+#pragma once
+/// What a run measured, in the types that predictions have: a timeline of one step on this rank, memory by category, the steps.
+
+#include "core/json.hpp"
+#include "executor/train/train.hpp"
+
+namespace moeplan {
+
+/// Collects the calls of a step as a timeline of one rank; install it with `Walk::time`.
+class StepRecorder {
+ public:
+  explicit StepRecorder(const Program& program) : program_(program) {}
+  void record(const Instance& instance, const BlockNode& node, double begin, double end);
+  [[nodiscard]] StepTimeline timeline() const;
+
+ private:
+  struct Stretch {
+    std::int32_t slot = -1, micro_batch = -1;
+    bool backward = false;
+    double begin = 0, end = 0;
+    struct Part { std::string name; Activity kind; double begin, end; };
+    std::vector<Part> parts;
+  };
+  const Program& program_;
+  std::vector<Stretch> stretches_;
+};
+
+/// Bytes by category, those that are zero left out, with `peak_bytes` and `peak_at`.
+[[nodiscard]] Json memory_json(const MemoryBreakdown& memory);
+
+}  // namespace moeplan

@@ -1,0 +1,64 @@
+#pragma once
+/// Safetensors directories read by slice, and files written. Headers are checked as sim/program/safetensors.cpp says; payloads are mapped,
+/// never more than the slice that is asked for is touched.
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/program/checkpoint.hpp"
+
+namespace moeplan {
+
+/// The tensors of one model or adapter directory.
+class TensorFiles {
+ public:
+  /// A directory: `model.safetensors.index.json` with its shards, else every `*.safetensors` in it. Throws InputError where a mapped tensor
+  /// is not in its shard, a shard has tensors that the index lacks, or a name comes twice.
+  explicit TensorFiles(const std::filesystem::path& directory);
+  /// One file of a directory.
+  TensorFiles(const std::filesystem::path& directory, const std::string& file);
+  TensorFiles(TensorFiles&&) noexcept;
+  ~TensorFiles();
+
+  [[nodiscard]] const StoredTensor* find(const std::string& name) const;
+  [[nodiscard]] std::vector<std::string> names() const;
+  [[nodiscard]] const std::string& where() const { return where_; }
+  /// Bytes `begin` to `end` of a tensor.
+  [[nodiscard]] std::span<const std::byte> bytes(const std::string& name, std::int64_t begin, std::int64_t end) const;
+  /// Elements `begin` to `begin + count` of a tensor of a plain type as floats. Throws InputError for types that are not numbers.
+  [[nodiscard]] std::vector<float> floats(const std::string& name, std::int64_t begin, std::int64_t count) const;
+
+ private:
+  struct Shard;
+  struct Entry {
+    StoredTensor tensor;
+    std::size_t shard = 0;
+  };
+  void add(const std::filesystem::path& directory, const std::string& file);
+  std::string where_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::map<std::string, Entry> tensors_;
+};
+
+/// A tensor to write; f32.
+struct NamedTensor {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::vector<float> values;
+};
+
+/// The bytes of a safetensors file: tensors by name (all F32), header padded to eight bytes, `metadata` as given besides format "pt".
+[[nodiscard]] std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata = {});
+
+/// Numbers of one byte: E4M3 (no infinity) and E8M0 (a power of two).
+[[nodiscard]] float from_e4m3(std::uint8_t bits);
+[[nodiscard]] float from_e5m2(std::uint8_t bits);
+[[nodiscard]] float from_e8m0(std::uint8_t bits);
+/// Four bits: E2M1.
+[[nodiscard]] float from_e2m1(std::uint8_t nibble);
+
+}  // namespace moeplan

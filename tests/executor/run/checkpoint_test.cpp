@@ -1,0 +1,176 @@
+/// Saves that survive: a resumed run is the run, bit for bit; what is broken is set aside; what is committed is never touched.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "core/error.hpp"
+#include "executor/checkpoint/checkpoint.hpp"
+#include "executor/checkpoint/durable.hpp"
+#include "tests/executor/run/scratch.hpp"
+#include "tests/executor/run/tiny.hpp"
+
+namespace moeplan {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+Problem small() { return problem(shrunk(shipped("qwen/qwen3-30b-a3b.json"), 1), lora(4, 2)); }
+
+std::vector<float> state(TinyRun& run) {
+  std::vector<float> out;
+  for (const Parameter& p : run.trainer->parameters().all()) {
+    if (!p.trained) continue;
+    for (const auto& memory : {p.value, p.first_moment, p.second_moment}) {
+      std::vector<float> v(static_cast<std::size_t>(p.shape.elements()));
+      run.backend->read({memory.get(), DType::f32, p.shape}, v);
+      out.insert(out.end(), v.begin(), v.end());
+    }
+  }
+  return out;
+}
+
+Packer data_of(const TinyRun& run) { return {synthetic_dataset(run.problem.model.vocabulary, 1), run.plan.micro_batch, run.problem.workload.sequence_length, true, 1}; }
+
+void train(TinyRun& run, Packer& data, int steps) {
+  for (int s = 0; s < steps; ++s) (void)run.trainer->step({data.next()});
+}
+
+TEST(Checkpoint, ResumesBitForBit) {
+  const Problem p = small();
+  const Plan q = plan(p, 2);
+  const std::string print = run_fingerprint(p, q);
+  const Scratch dir;
+  TinyRun whole(p, q, cpu_backend(CpuStorage::as_planned)), first(p, q, cpu_backend(CpuStorage::as_planned)), second(p, q, cpu_backend(CpuStorage::as_planned));
+  Packer a = data_of(whole), b = data_of(first), c = data_of(second);
+  train(whole, a, 6);
+  train(first, b, 3);
+  (void)save_checkpoint(dir.path(), print, {first.trainer->steps_done(), b.position(), 1}, first.trainer->parameters(), *first.backend);
+  const auto resumed = load_checkpoint(dir.path(), print, second.trainer->parameters(), *second.backend);
+  ASSERT_TRUE(resumed);
+  EXPECT_EQ(resumed->progress.step, 3);
+  EXPECT_EQ(state(first), state(second));
+  second.trainer->set_steps_done(resumed->progress.step);
+  c.seek(resumed->progress.data);
+  train(second, c, 3);
+  EXPECT_EQ(state(whole), state(second));
+}
+
+TEST(Checkpoint, KeepsTheNewestTwo) {
+  TinyRun run(small(), plan(small()), cpu_backend(CpuStorage::as_planned));
+  const Scratch dir;
+  for (std::int64_t s = 1; s <= 4; ++s) (void)save_checkpoint(dir.path(), "x", {s, {}, 1}, run.trainer->parameters(), *run.backend);
+  EXPECT_FALSE(fs::exists(dir.path() / "step-2"));
+  EXPECT_TRUE(fs::exists(dir.path() / "step-3"));
+  EXPECT_TRUE(fs::exists(dir.path() / "step-4"));
+}
+
+TEST(Checkpoint, SetsABrokenSaveAsideAndTakesTheOneBefore) {
+  TinyRun run(small(), plan(small()), cpu_backend(CpuStorage::as_planned));
+  for (const int kind : {0, 1, 2}) {
+    const Scratch dir;
+    (void)save_checkpoint(dir.path(), "x", {1, {}, 1}, run.trainer->parameters(), *run.backend);
+    (void)save_checkpoint(dir.path(), "x", {2, {}, 1}, run.trainer->parameters(), *run.backend);
+    const fs::path state_file = dir.path() / "step-2" / "state.safetensors";
+    if (kind == 0) {   // one bit
+      std::fstream f(state_file, std::ios::in | std::ios::out | std::ios::binary);
+      f.seekg(2000);
+      const char c = static_cast<char>(f.get());
+      f.seekp(2000);
+      f.put(static_cast<char>(c ^ 1));
+    } else if (kind == 1) {
+      fs::resize_file(state_file, fs::file_size(state_file) - 1);
+    } else {
+      fs::remove(dir.path() / "step-2" / "manifest.json");
+    }
+    fs::create_directory(dir.path() / "step-3.tmp-1-0");   // what a kill leaves is not a save
+    const auto resumed = load_checkpoint(dir.path(), "x", run.trainer->parameters(), *run.backend);
+    ASSERT_TRUE(resumed);
+    EXPECT_EQ(resumed->progress.step, 1);
+    ASSERT_EQ(resumed->notes.size(), 1u);
+    EXPECT_TRUE(fs::exists(dir.path() / "step-2.broken")) << resumed->notes.front();
+  }
+}
+
+TEST(Checkpoint, RefusesAnotherRunAndSaysWhatDiffers) {
+  TinyRun run(small(), plan(small()), cpu_backend(CpuStorage::as_planned));
+  const Scratch dir;
+  (void)save_checkpoint(dir.path(), "x", {1, {}, 1}, run.trainer->parameters(), *run.backend);
+  EXPECT_THROW((void)load_checkpoint(dir.path(), "y", run.trainer->parameters(), *run.backend), InputError);
+  const Problem wider = problem(shrunk(shipped("qwen/qwen3-30b-a3b.json"), 1), lora(4, 3));
+  TinyRun other(wider, plan(wider), cpu_backend(CpuStorage::as_planned));
+  try {
+    (void)load_checkpoint(dir.path(), "x", other.trainer->parameters(), *other.backend);
+    FAIL();
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("lora_A.weight\" is F32 [2, 32], the run has F32 [3, 32]"), std::string::npos) << e.what();
+  }
+  EXPECT_FALSE(load_checkpoint(dir.path() / "none", "x", run.trainer->parameters(), *run.backend));
+}
+
+TEST(Checkpoint, AKillAtAnyMomentLosesNothingCommitted) {
+  const Problem p = small();
+  const Plan q = plan(p, 1);
+  const Scratch dir;
+  std::int64_t committed = 0;
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 20; ++round) {
+    int pipe_ends[2];
+    ASSERT_EQ(::pipe(pipe_ends), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {   // trains and saves after every step until it is killed; tells each commit
+      ::close(pipe_ends[0]);
+      try {
+        TinyRun run(p, q, cpu_backend(CpuStorage::as_planned));
+        Packer data = data_of(run);
+        if (const auto resumed = load_checkpoint(dir.path(), "x", run.trainer->parameters(), *run.backend)) {
+          run.trainer->set_steps_done(resumed->progress.step);
+          data.seek(resumed->progress.data);
+        }
+        for (;;) {
+          train(run, data, 1);
+          (void)save_checkpoint(dir.path(), "x", {run.trainer->steps_done(), data.position(), 1}, run.trainer->parameters(), *run.backend);
+          const std::int64_t done = run.trainer->steps_done();
+          if (::write(pipe_ends[1], &done, sizeof(done)) != sizeof(done)) ::_exit(3);
+        }
+      } catch (const std::exception&) {
+        ::_exit(2);
+      }
+    }
+    ::close(pipe_ends[1]);
+    std::int64_t done = 0;
+    const std::uint64_t commits = 1 + random() % 3;
+    for (std::uint64_t c = 0; c < commits && ::read(pipe_ends[0], &done, sizeof(done)) == sizeof(done); ++c) committed = std::max(committed, done);
+    ::usleep(static_cast<useconds_t>(random() % 3000));
+    ::kill(child, SIGKILL);
+    while (::read(pipe_ends[0], &done, sizeof(done)) == sizeof(done)) committed = std::max(committed, done);
+    ::close(pipe_ends[0]);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself";
+    TinyRun run(p, q, cpu_backend(CpuStorage::as_planned));
+    const auto resumed = load_checkpoint(dir.path(), "x", run.trainer->parameters(), *run.backend);
+    ASSERT_TRUE(resumed) << round;
+    EXPECT_TRUE(resumed->notes.empty()) << resumed->notes.front();
+    EXPECT_GE(resumed->progress.step, committed) << "a committed step is lost";
+  }
+  EXPECT_GT(committed, 20);
+}
+
+TEST(Durable, ChecksumsAreCrc32c) {
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283u) << "the check value of the polynomial";
+  EXPECT_EQ(crc32c("56789", crc32c("1234")), 0xE3069283u);
+}
+
+TEST(Durable, NeverWritesOverAFile) {
+  const Scratch dir;
+  dir.write("a", "before");
+  EXPECT_THROW(write_durable(dir.path() / "a", "after"), InputError);
+  EXPECT_EQ(read_text_file(dir.path() / "a", 100), "before");
+}
+
+}  // namespace
+}  // namespace moeplan
