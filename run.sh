@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing (Debian 12), builds, and runs moeplan.
-#   ./run.sh              the main job: Kimi K3 fine-tuned with LoRA on 128 H200
+#   ./run.sh              the main job: Kimi K3 fine-tuned with LoRA on 128 H200, planned; and a tiny model of its shape, trained here
 #   ./run.sh ARGUMENTS    moeplan with these arguments, e.g. ./run.sh inspect kimi-k3
 set -euo pipefail
 start=$PWD
@@ -19,3 +19,10 @@ say "moeplan inspect kimi-k3"
 "$program" inspect kimi-k3
 say "moeplan plan kimi-k3 --cluster 128xh200"
 "$program" plan kimi-k3 --cluster 128xh200
+# What runs on any machine: a model of the same shape, planned, trained for a few steps, its memory predicted and measured.
+plan=$(mktemp --suffix .json)
+trap 'rm -f "$plan"' EXIT
+say "moeplan plan kimi-k3-tiny --device cpu --gpus 1"
+"$program" plan kimi-k3-tiny --device cpu --gpus 1 --runtime cpu --workload lora-experts --rank 8 --seq 128 --global-batch 2 --top 1 -o "$plan"
+say "moeplan run plan.json --steps 5"
+"$program" run "$plan" --steps 5

@@ -38,6 +38,7 @@ struct Command {
 [[nodiscard]] Command recommend_command(CLI::App& program);
 [[nodiscard]] Command explain_command(CLI::App& program);
 [[nodiscard]] Command simulate_command(CLI::App& program);
+[[nodiscard]] Command run_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);
 
 /// Bold on a terminal.

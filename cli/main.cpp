@@ -1,5 +1,5 @@
 /// moeplan: parses the command line, runs one command, prints what it says, and turns errors into exit codes:
-/// 0 done, 1 our bug, 2 bad input, 3 proved infeasible.
+/// 0 done, 1 our bug, 2 bad input, 3 proved infeasible, 4 a run failed, 5 interrupted and saved.
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -64,13 +64,13 @@ int run(int argc, char** argv) {
   program.set_version_flag("--version", std::string("moeplan ") + MOEPLAN_VERSION);
   program.require_subcommand(1);
   program.fallthrough();
-  program.footer("`moeplan COMMAND --help` shows a command's options and an example.\nExit codes: 0 done, 1 a bug of ours, 2 bad input, 3 proved infeasible.");
+  program.footer("`moeplan COMMAND --help` shows a command's options and an example.\nExit codes: 0 done, 1 a bug of ours, 2 bad input, 3 proved infeasible, 4 a run failed, 5 interrupted, state saved.");
   Context context;
   context.configs = MOEPLAN_CONFIGS;
   program.add_flag("--json", context.json, "one JSON document on standard output, nothing else");
   program.add_flag("-q,--quiet", context.quiet, "no notes on standard error");
   program.add_option("--threads", context.threads, "worker threads (default: all cores); the answer does not depend on it")->check(CLI::Range(1, 4096));
-  const std::vector<Command> commands{inspect_command(program), plan_command(program), recommend_command(program), simulate_command(program), explain_command(program), ops_command(program)};
+  const std::vector<Command> commands{inspect_command(program), plan_command(program), recommend_command(program), simulate_command(program), explain_command(program), run_command(program), ops_command(program)};
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -1,0 +1,110 @@
+/// `moeplan run`: a plan in, training steps, adapter, saves and measurements out.
+
+#include <sstream>
+
+#include "tests/cli/program.hpp"
+
+namespace moeplan::cli_test {
+namespace {
+
+class RunCommand : public Folder {
+ protected:
+  void SetUp() override {
+    Folder::SetUp();
+    ASSERT_EQ(moeplan({"plan", "kimi-k3-tiny", "--device", "cpu", "--gpus", "1", "--runtime", "cpu", "--seq", "64", "--global-batch", "2", "--targets", "attention,dense,experts", "--rank", "4", "-o", file("plan.json"), "-q"}).exit_code, 0);
+  }
+  [[nodiscard]] std::string file(const char* name) const { return (folder / name).string(); }
+  static std::vector<Json> lines(const std::string& text) {
+    std::vector<Json> out;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) out.push_back(parse_json(line, "stdout"));
+    return out;
+  }
+};
+
+TEST_F(RunCommand, TrainsTheTinyModelAndMeasuresWhatWasPredicted) {
+  const Finished run = moeplan({"run", file("plan.json"), "--steps", "4", "--json", "-o", file("measured.json"), "--prometheus", file("m.prom"), "--adapter", file("adapter")});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto steps = lines(run.out);
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps[3].at("step"), 4);
+  EXPECT_EQ(steps[0].at("tokens"), 128);
+  EXPECT_GT(steps[0].at("grad_norm").get<double>(), 0);
+  const Json measured = load_json(file("measured.json"));
+  EXPECT_EQ(measured.at("format"), "moeplan.measured.v1");
+  EXPECT_EQ(measured.at("steps").size(), 4u);
+  EXPECT_EQ(measured.at("timeline").at("source"), "measured");
+  EXPECT_GT(measured.at("timeline").at("events").size(), 10u);
+  for (const char* category : {"weights", "adapters", "gradients", "optimizer"})
+    EXPECT_EQ(measured.at("memory").at(category), measured.at("predicted_memory").at(category)) << category;
+  EXPECT_EQ(measured.at("provenance").at("backend"), "cpu");
+  EXPECT_TRUE(std::filesystem::exists(folder / "adapter" / "adapter_model.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "m.prom"));
+  const Finished again = moeplan({"run", file("plan.json"), "--steps", "1", "--from-adapter", file("adapter"), "--json"});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_NE(lines(again.out)[0].at("loss"), steps[0].at("loss"));
+}
+
+TEST_F(RunCommand, ShowsPredictedBesideMeasured) {
+  const Finished run = moeplan({"run", file("plan.json"), "--steps", "1"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("predicted"), std::string::npos);
+  EXPECT_NE(run.out.find("measured"), std::string::npos);
+  EXPECT_NE(run.out.find("step     1  loss"), std::string::npos) << run.out;
+}
+
+TEST_F(RunCommand, ContinuesAsIfItHadNotStopped) {
+  const Finished whole = moeplan({"run", file("plan.json"), "--steps", "6", "--json"});
+  const Finished first = moeplan({"run", file("plan.json"), "--steps", "6", "--stop-after", "3", "--checkpoint", file("saves"), "--json"});
+  const Finished second = moeplan({"run", file("plan.json"), "--steps", "6", "--checkpoint", file("saves"), "--resume", "--json"});
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  const auto a = lines(whole.out), b = lines(first.out), c = lines(second.out);
+  ASSERT_EQ(b.size(), 3u);
+  ASSERT_EQ(c.size(), 3u);
+  for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(a[s].at("loss"), b[s].at("loss"));
+  for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(a[s + 3].at("loss"), c[s].at("loss")) << "bit for bit";
+}
+
+TEST_F(RunCommand, SavesAndEndsWithFiveOnASignal) {
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const std::string saves = (folder / ("saves" + std::to_string(signal))).string();
+    int out[2];
+    ASSERT_EQ(::pipe(out), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::dup2(out[1], 1);
+      ::close(out[0]), ::close(out[1]);
+      ::alarm(120);
+      ::execl(MOEPLAN_PROGRAM, MOEPLAN_PROGRAM, "run", file("plan.json").c_str(), "--steps", "1000000", "--json", "-q", "--checkpoint", saves.c_str(), static_cast<char*>(nullptr));
+      ::_exit(126);
+    }
+    ::close(out[1]);
+    char one = 0;
+    while (::read(out[0], &one, 1) == 1 && one != '\n') {}   // a step is done
+    ::kill(child, signal);
+    std::string rest(1 << 16, '\0');
+    while (::read(out[0], rest.data(), rest.size()) > 0) {}
+    ::close(out[0]);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status)) << signal;
+    EXPECT_EQ(WEXITSTATUS(status), 5) << signal;
+    const Finished resumed = moeplan({"run", file("plan.json"), "--steps", "1000000", "--stop-after", "1", "--json", "--checkpoint", saves, "--resume"});
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    EXPECT_NE(resumed.err.find("resumed at step"), std::string::npos) << resumed.err;
+  }
+}
+
+TEST_F(RunCommand, RefusesWhatItCannotRun) {
+  ASSERT_EQ(moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "8", "-o", file("eight.json"), "-q"}).exit_code, 0);
+  expect_refused({"run", file("eight.json")}, "8 ranks");
+  expect_refused({"run", file("plan.json"), "--weights", file("none")}, "cannot open the directory");
+  expect_refused({"run", file("plan.json"), "--data", file("none.jsonl")}, "does not exist");
+  expect_refused({"run", file("plan.json"), "--data", "text.txt"}, "no data file that is known");
+  expect_refused({"run", file("plan.json"), "--resume"}, "--checkpoint");
+  write("d.jsonl", "{\"input_ids\":[1,2,512]}\n");
+  expect_refused({"run", file("plan.json"), "--data", file("d.jsonl")}, "vocabulary of 512");
+}
+
+}  // namespace
+}  // namespace moeplan::cli_test
