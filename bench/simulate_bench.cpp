@@ -42,7 +42,8 @@ const Case& k3() {
   return c;
 }
 
-/// `every_expert_rank`: one rank per stage and expert coordinate instead of one per stage.
+/// `every_expert_rank`: one rank per stage and expert coordinate instead of one per stage, each up to half as slow again as the fastest,
+/// as ranks under skewed experts are.
 void step(benchmark::State& state, const Case& c, bool every_expert_rank, bool outputs) {
   const Prices prices(c.problem.cluster.device, c.problem.profile, c.problem.runtime);
   const Links links(c.problem.cluster, c.problem.runtime);
@@ -52,7 +53,7 @@ void step(benchmark::State& state, const Case& c, bool every_expert_rank, bool o
     ranks.clear();
     for (const Program& p : c.stages)
       for (int e = 0; e < c.plan.parallelism.ep; ++e)
-        ranks.push_back({.program = &p, .costs = &costs, .rank = static_cast<std::int64_t>(p.stage) * c.plan.parallelism.stage_ranks() + e, .stands_for = c.plan.parallelism.expert_data()});
+        ranks.push_back({.program = &p, .costs = &costs, .rank = static_cast<std::int64_t>(p.stage) * c.plan.parallelism.stage_ranks() + e, .stands_for = c.plan.parallelism.expert_data(), .slowdown = 1 + 0.5 * (e * 37 % 64) / 64});
   }
   std::uint64_t events = 0;
   for (auto _ : state) {

@@ -15,9 +15,6 @@ class Deadlock {
 
   /// A rank's task has come to a call of `group` whose other members are not all there.
   void arrive(std::int32_t rank, std::int32_t task, std::int32_t group) { waiting_[static_cast<std::size_t>(rank)].push_back({task, group}); }
-  /// The call has started.
-  void leave(std::int32_t rank) { waiting_[static_cast<std::size_t>(rank)].erase(waiting_[static_cast<std::size_t>(rank)].begin()); }
-
   /// Empty when every task has ended; else the cycle, each waiter before what it waits for. `tasks`: start and end per rank and task, -1: not yet.
   [[nodiscard]] std::string report(const std::vector<std::vector<std::pair<Picoseconds, Picoseconds>>>& tasks) const;
 

@@ -22,7 +22,7 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 class Player {
  public:
-  Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), deadlock_(job), uses_(job, options.cluster, links_) {
+  Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), uses_(job, options.cluster, links_) {
     for (const JobProgram& p : job.programs) programs_.emplace_back(p);
     for (const StepGraph& p : job.passes) {
       passes_.emplace_back(p.steps);
@@ -35,7 +35,7 @@ class Player {
       RankState s;
       const JobProgram& p = job.programs[index(r.program)];
       for (const Task& t : p.tasks) {
-        s.waits.push_back(static_cast<std::int32_t>(t.after.size()) + (t.queue != Queue::none) + (t.kind == Task::Kind::receive));
+        s.waits.push_back(static_cast<std::uint16_t>(static_cast<int>(t.after.size()) + (t.queue != Queue::none) + (t.kind == Task::Kind::receive)));
         steps += t.kind == Task::Kind::pass ? job.passes[index(t.pass)].steps.size() : 1;
       }
       ranks_.push_back(std::move(s));
@@ -43,6 +43,13 @@ class Player {
     }
     out_.records.reserve(steps);
     arrived_.resize(job.groups.size());
+    member_.resize(job.ranks.size());
+    for (std::size_t r = 0; r < job.ranks.size(); ++r)
+      for (std::size_t g = 0; g < job.ranks[r].groups.size(); ++g) {
+        if (job.ranks[r].groups[g] < 0) continue;
+        const auto& members = job.groups[index(job.ranks[r].groups[g])];
+        member_[r][g] = static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), static_cast<std::int32_t>(r)) - members.begin());
+      }
   }
 
   Played run() {
@@ -63,7 +70,12 @@ class Player {
     }
     for (const Record& r : out_.records) out_.step = std::max(out_.step, r.end);
     out_.events = events_.pushed();
-    std::string stuck = deadlock_.report(out_.tasks);
+    Deadlock deadlock(job_);
+    for (std::size_t g = 0; g < arrived_.size(); ++g)
+      for (const Arrivals& arrivals : arrived_[g])
+        for (const Joint& joint : arrivals.waiting)
+          for (const std::int32_t m : joint.members) deadlock.arrive(running_[index(m)].rank, running_[index(m)].task, static_cast<std::int32_t>(g));
+    std::string stuck = deadlock.report(out_.tasks);
     if (!stuck.empty()) throw InputError("plan", std::move(stuck), "order the instances so that every wait can end");
     return std::move(out_);
   }
@@ -99,8 +111,7 @@ class Player {
     const Task& t = tasks(rank)[index(task)];
     out_.tasks[index(rank)][index(task)].first = events_.now();
     if (t.kind == Task::Kind::send) {
-      Running r{.rank = rank, .task = task, .cause = cause};
-      start(std::move(r), job_.calls[index(t.call)].duration, uses_.of_message(rank, peer(rank, t.downstream, true), t.call, t.downstream));
+      start(rank, task, -1, cause, job_.calls[index(t.call)].duration, uses_.of_message(rank, peer(rank, t.downstream, true), t.call, t.downstream));
       return;
     }
     if (t.kind == Task::Kind::receive) {
@@ -114,7 +125,7 @@ class Player {
     const auto q = static_cast<std::size_t>(t.queue);
     s.open[q] = static_cast<std::int32_t>(pass.steps.size());
     s.steps[q].clear();
-    for (const Step& step : pass.steps) s.steps[q].push_back(static_cast<std::int32_t>(step.after.size()));
+    for (const Step& step : pass.steps) s.steps[q].push_back(static_cast<std::uint16_t>(step.after.size()));
     if (options_.host_launch > 0 && t.queue == Queue::main) s.host.assign(1, s.host_next);
     if (pass.steps.empty()) { end_task(rank, task, cause); return; }
     for (std::size_t i = 0; i < pass.steps.size(); ++i)
@@ -127,7 +138,7 @@ class Player {
       const HostOrder& host = hosts_[index(t.pass)];
       const Picoseconds issued = ranks_[index(rank)].host[index(host.segment[index(step)])] + host.issued[index(step)] * options_.host_launch;
       if (issued > events_.now()) {
-        start({.rank = rank, .task = task, .step = step, .cause = cause, .launch = true}, issued - events_.now(), {});
+        running_[index(start(rank, task, step, cause, issued - events_.now(), {}))].launch = true;
         return;
       }
     }
@@ -136,18 +147,17 @@ class Player {
 
   void begin_issued(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
     const Step& s = job_.passes[index(tasks(rank)[index(task)].pass)].steps[index(step)];
-    Running r{.rank = rank, .task = task, .step = step, .cause = cause};
     if (s.call < 0) {
       double duration = static_cast<double>(s.duration);
       if (s.track == Track::compute) duration = std::round(duration * job_.ranks[index(rank)].slowdown);
-      const std::int32_t id = start(std::move(r), static_cast<Picoseconds>(duration), {});
+      const std::int32_t id = start(rank, task, step, cause, static_cast<Picoseconds>(duration), {});
       if (s.track == Track::compute && options_.interference) computes_now(rank, id);
       return;
     }
     const JobCall& call = job_.calls[index(s.call)];
     const std::int32_t group = job_.ranks[index(rank)].groups[static_cast<std::size_t>(call.group)];
     if (group < 0) {
-      const std::int32_t id = start(std::move(r), s.duration, uses_.of_call(rank, s.call));
+      const std::int32_t id = start(rank, task, step, cause, s.duration, uses_.of_call(rank, s.call));
       if (options_.interference) communicates(id, true);
       return;
     }
@@ -155,12 +165,10 @@ class Player {
     Arrivals& arrivals = arrived_[index(group)][static_cast<std::size_t>(s.track)];
     const auto& members = job_.groups[index(group)];
     if (arrivals.calls.empty()) arrivals.calls.resize(members.size(), 0);
-    const auto member = static_cast<std::size_t>(std::lower_bound(members.begin(), members.end(), rank) - members.begin());
+    const std::size_t member = member_[index(rank)][static_cast<std::size_t>(call.group)];
     const std::size_t n = arrivals.calls[member]++ - arrivals.started;
     while (arrivals.waiting.size() <= n) arrivals.waiting.emplace_back().members.reserve(members.size());
-    r.begin = r.since = events_.now();
-    arrivals.waiting[n].members.push_back(allocate(std::move(r)));
-    deadlock_.arrive(rank, task, group);
+    arrivals.waiting[n].members.push_back(allocate(rank, task, step, cause));
     if (n == 0 && arrivals.waiting.front().members.size() == members.size()) {
       Joint joint = std::move(arrivals.waiting.front());
       arrivals.waiting.pop_front();
@@ -180,7 +188,6 @@ class Player {
       duration = std::max(duration, s.duration);
       r.cause = cause;
       r.begin = r.since = events_.now();
-      deadlock_.leave(r.rank);
       members_.push_back({r.rank, s.call, s.duration});
     }
     const std::span<const LinkUse> uses = uses_.of_joint(members_, duration, group);
@@ -199,23 +206,29 @@ class Player {
       for (const std::int32_t m : joints_[index(id)].members) communicates(m, true);
   }
 
-  std::int32_t allocate(Running&& r) {
-    std::int32_t id;
+  /// Written field by field where it stays: a copy would wait for the stores it reads.
+  std::int32_t allocate(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
+    std::int32_t id = static_cast<std::int32_t>(running_.size());
     if (free_.empty()) {
-      id = static_cast<std::int32_t>(running_.size());
-      running_.push_back(std::move(r));
+      running_.emplace_back();
     } else {
       id = free_.back();
       free_.pop_back();
-      r.version = running_[index(id)].version + 1;
-      running_[index(id)] = std::move(r);
     }
+    Running& r = running_[index(id)];
+    r.rank = rank;
+    r.task = task;
+    r.step = step;
+    r.cause = cause;
+    r.flow = r.joint = -1;
+    r.begin = r.since = events_.now();
+    r.launch = false;
+    ++r.version;
     return id;
   }
 
-  std::int32_t start(Running&& r, Picoseconds duration, std::span<const LinkUse> uses) {
-    r.begin = r.since = events_.now();
-    const std::int32_t id = allocate(std::move(r));
+  std::int32_t start(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause, Picoseconds duration, std::span<const LinkUse> uses) {
+    const std::int32_t id = allocate(rank, task, step, cause);
     set_going(id, duration, uses);
     return id;
   }
@@ -371,7 +384,6 @@ class Player {
 
   const Job& job_;
   PlayOptions options_;
-  Deadlock deadlock_;
   std::deque<ProgramIndex> programs_;
   std::deque<Successors> passes_;
   std::vector<RankState> ranks_;
@@ -383,6 +395,7 @@ class Player {
   std::vector<Running> running_;
   std::vector<std::int32_t> free_, flow_owner_;
   std::vector<std::array<Arrivals, kTracks>> arrived_;
+  std::vector<std::array<std::size_t, 10>> member_;   ///< per rank and Group: its place among the group's played members
   std::vector<std::int32_t> free_joints_;
   std::vector<Joint> joints_;
   Played out_;

@@ -35,9 +35,9 @@ struct HostOrder {
 };
 
 struct RankState {
-  std::vector<std::int32_t> waits;                           ///< per task: unfinished `after`, plus one while its queue is not at it, plus one for a message
+  std::vector<std::uint16_t> waits;                          ///< per task: unfinished `after`, plus one while its queue is not at it, plus one for a message
   std::array<std::size_t, kQueues> at{};                     ///< position in the queue
-  std::array<std::vector<std::int32_t>, kQueues> steps;      ///< of the running pass: unfinished `after` per step
+  std::array<boost::container::small_vector<std::uint16_t, 24>, kQueues> steps;   ///< of the running pass: unfinished `after` per step
   std::array<std::int32_t, kQueues> open{};                  ///< of the running pass: steps not ended
   std::int32_t computing = -1;                               ///< running compute step
   std::int32_t exchanging = -1;                              ///< running call that compute slows

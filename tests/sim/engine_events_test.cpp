@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "sim/engine/events.hpp"
 
 namespace moeplan {
@@ -35,6 +37,28 @@ TEST(EventQueue, PushingWhilePoppingKeepsTheOrder) {
     }
   }
   EXPECT_GT(popped, 1000u);
+}
+
+// Against a list sorted stably by time, with pushes of all distances between pops.
+TEST(EventQueue, ComesOutAsAStableSortWould) {
+  EventQueue q;
+  std::vector<std::pair<Picoseconds, std::uint32_t>> waiting;
+  std::uint64_t seed = 1;
+  const auto random = [&] { return seed = seed * 6364136223846793005u + 1442695040888963407u, seed >> 33; };
+  std::uint32_t made = 0;
+  for (int round = 0; round < 20000; ++round) {
+    if (waiting.empty() || random() % 2 == 0) {
+      const Picoseconds at = q.now() + static_cast<Picoseconds>(random() % 4 == 0 ? 0 : random() >> (random() % 31));
+      q.push(at, made);
+      waiting.emplace_back(at, made++);
+      continue;
+    }
+    const auto least = std::min_element(waiting.begin(), waiting.end());   // equal times by number, which grows
+    ASSERT_EQ(q.next(), least->first);
+    const auto e = q.pop();
+    ASSERT_EQ(std::pair(e.at, e.what), *least);
+    waiting.erase(least);
+  }
 }
 
 }  // namespace
