@@ -298,6 +298,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
                     .prefetch = plan.prefetch, .reshard = plan.reshard_after_forward, .last_stage = stage + 1 == par.pp};
     StageMemory m95 = m50;
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
+    double once_gather = 0, once_reduce = 0;   // what crosses the network once a step
     StageTime t;
     const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
     const FactorBand load = s.shared.load.stage(par.ep, first_layer, last_layer);
@@ -309,8 +310,10 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       bc50.push_back(k.kind->time50.backward.total.value);
       fc95.push_back(k.kind->time95.forward.total.value);
       bc95.push_back(k.kind->time95.backward.total.value);
-      gather.push_back(k.gather);
-      reduce.push_back(k.reduce);
+      once_gather += k.gather;
+      once_reduce += k.reduce;
+      gather.push_back(problem.runtime.distributed_optimizer ? 0 : k.gather);
+      reduce.push_back(problem.runtime.reduce_once ? 0 : k.reduce);
       none.push_back(0);
       t.forward += k.kind->time50.forward.compute.value;
       t.backward += k.kind->time50.backward.compute.value;
@@ -354,9 +357,14 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     op::AdamW adam{};
     adam.elements = m50.state.trained_elements;
     optimizer.push_back(adam.elements > 0 ? s.shared.prices.price(OpCall{adam, Pass::forward, {}}).median.value : 0.0);
+    // Once a step: the reduction can hide under the last backward pass but for its first slot, the gathering of updated weights under
+    // the first forward pass but for that slot.
+    const PerKind& entrance = per_kind[s.shared.kind_of[first]];
+    if (problem.runtime.reduce_once) optimizer.back() += problem.runtime.overlap_reduce ? std::max(entrance.reduce, once_reduce - passes50.backward.back()) : once_reduce;
+    if (problem.runtime.distributed_optimizer) optimizer.back() += problem.runtime.overlap_gather ? std::max(entrance.gather, once_gather - passes50.forward.back()) : once_gather;
   }
   const double exchange = collective(Collective::send_receive, moeplan::Group::pipeline, exchange_bytes);
-  const double tail = *std::max_element(optimizer.begin(), optimizer.end());
+  const double tail = *std::max_element(optimizer.begin(), optimizer.end()) + problem.runtime.step_overhead.value;
   const std::vector<double>&f50 = passes50.forward, &b50 = passes50.backward;
   const double step50 = pipeline_seconds(passes50, exchange, plan.micro_batches);
   out.step = {step50 + tail};

@@ -21,6 +21,7 @@ struct DeviceSpec {
   std::map<std::string, FlopsPerSecond> peak;        ///< dense, per compute dtype: bf16 always; fp8, fp4, f32 where the device has them
   double achieved_matmul = 0.75;                     ///< published large-GEMM rate over the bf16 peak
   double achieved_bandwidth = 0.85;                  ///< published copy rate over the data sheet
+  double sustained = 1;                              ///< GEMM rate held through a training step over that of a lone call (power limit)
   std::int64_t multiprocessors = 0;
   BytesPerSecond host_link{};                        ///< device <-> host, one direction
   std::map<std::string, std::string> sources;        ///< field -> where its figure comes from
@@ -32,6 +33,7 @@ struct DeviceSpec {
                            field("peak", &DeviceSpec::peak, "dense FLOP/s per dtype").required().above(0).at_most(1e18),
                            field("achieved_matmul", &DeviceSpec::achieved_matmul).above(0).at_most(1),
                            field("achieved_bandwidth", &DeviceSpec::achieved_bandwidth).above(0).at_most(1),
+                           field("sustained", &DeviceSpec::sustained).above(0).at_most(1),
                            field("multiprocessors", &DeviceSpec::multiprocessors).between(0, 1 << 20),
                            field("host_link", &DeviceSpec::host_link).at_least(0).at_most(1e16), field("sources", &DeviceSpec::sources));
   }

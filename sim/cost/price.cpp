@@ -78,7 +78,7 @@ Prices::Limit Prices::limit_on(const DeviceSpec& device, double flops, double by
 }
 
 Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime)
-    : device_(device), launch_(runtime.launch_overhead.value) {
+    : device_(device), runtime_(runtime), launch_(runtime.launch_overhead.value) {
   if (!device.peak.contains("bf16")) throw InputError(device.name + ": peak", "has no bf16", "give the dense bf16 rate");
   const DeviceSpec& measured_on = profile.device;
   same_device_ = measured_on.name == device.name;
@@ -171,13 +171,67 @@ Seconds Prices::limit(const OpCall& call) const {
   return {limit_on(device_, flops(call.op, call.pass, call.wants).value, static_cast<double>(bytes_moved(call.op, call.pass, call.wants).value)).seconds};
 }
 
+Prices::Work Prices::work_of(const OpCall& call, Wants wants, bool in_bf16) const {
+  Work w{flops(call.op, call.pass, wants).value, static_cast<double>(bytes_moved(call.op, call.pass, wants).value)};
+  const bool forward = call.pass == Pass::forward;
+  if (!runtime_.traffic.empty())
+    if (const auto it = runtime_.traffic.find(std::string(kind(call.op))); it != runtime_.traffic.end()) w.bytes *= it->second, w.own = it->second != 1;
+  double elements = 0;  // of what is brought into the compute type
+  if (const auto* l = std::get_if<op::Linear>(&call.op)) elements = static_cast<double>(l->tokens) * static_cast<double>(forward ? l->in : l->out);
+  if (const auto* g = std::get_if<op::GroupedLinear>(&call.op)) elements = static_cast<double>(g->rows) * static_cast<double>(forward ? g->in : g->out);
+  if (elements > 0 && runtime_.compute != DType::bf16 && !in_bf16) {
+    const auto peak = device_.peak.find(runtime_.compute == DType::nvfp4 || runtime_.compute == DType::mxfp4 ? "fp4" : "fp8");
+    if (peak != device_.peak.end()) w.speed = peak->second.value / device_.peak.at("bf16").value;
+    w.besides += elements * runtime_.cast_traffic;
+    w.own = true;
+  }
+  if (const auto* l = std::get_if<op::Linear>(&call.op); l && !runtime_.fused_lora) {
+    const double t = static_cast<double>(l->tokens), in = static_cast<double>(l->in), out = static_cast<double>(l->out);
+    // A pair of its own: x through dropout (read, written, a mask) and read again, its output written, scaled and added; backward the
+    // scaled dy, and dx of the pair written, masked and added.
+    if (l->lora_rank > 0) w.besides += forward ? t * (7 * in + 12 * out) : t * (17 * in + 6 * out), w.own = true;
+    // A quantised base is written out in bf16 before the product reads it.
+    if (l->weight != DType::bf16) w.besides += in * out * 4, w.own = true;
+  }
+  if (const auto* a = std::get_if<op::Attention>(&call.op); a && runtime_.score_traffic > 0) {
+    // Scores of the whole square are computed, written and read; the causal mask saves nothing.
+    const double scores = static_cast<double>(a->tokens) * static_cast<double>(a->heads) * static_cast<double>(std::min(a->sequence_length, a->kv_tokens ? a->kv_tokens : a->tokens));
+    w.flops = (forward ? 2 : 4) * scores * static_cast<double>(a->d_qk + a->d_v);
+    w.besides += scores * (forward ? runtime_.score_traffic : runtime_.score_traffic_backward);
+    w.own = true;
+  }
+  return w;
+}
+
+/// A head whose logits are whole is a linear layer, which has measured shapes of its own, and a loss that streams over the logits.
+Estimate Prices::whole_head(const op::CrossEntropy& head, const OpCall& call) const {
+  op::Linear linear{};
+  linear.tokens = head.tokens, linear.in = head.hidden, linear.out = head.vocabulary, linear.bias = head.bias, linear.training = head.training;
+  linear.lora_rank = head.lora_rank;
+  const double logits = static_cast<double>(head.tokens) * static_cast<double>(head.vocabulary);
+  const auto traffic = runtime_.traffic.find("cross_entropy");   // bytes per logit and pass
+  const double loss = logits * (traffic == runtime_.traffic.end() ? 6.0 : traffic->second) / (device_.memory_bandwidth.value * device_.achieved_bandwidth);
+  Estimate e = price(OpCall{linear, call.pass, call.wants}, true);
+  e.median.value += loss, e.low.value += loss, e.high.value += loss;
+  return e;
+}
+
 Estimate Prices::price(const OpCall& call) const {
+  if (const auto* head = std::get_if<op::CrossEntropy>(&call.op); head && runtime_.whole_logits) return whole_head(*head, call);
+  return price(call, false);
+}
+
+Estimate Prices::price(const OpCall& call, bool in_bf16) const {
   if (is_view(call.op)) return {};
   const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
-  const double f = flops(call.op, call.pass, wants).value, b = static_cast<double>(bytes_moved(call.op, call.pass, wants).value);
+  const Work work = work_of(call, wants, in_bf16);
+  const double f = work.flops / work.speed, b = work.bytes;
+  const double held = limit_on(device_, f, b).compute_bound ? device_.sustained : 1;
   if (f <= 0 && b <= 0) return {};
+  const double beside = work.besides / (device_.memory_bandwidth.value * device_.achieved_bandwidth);
   const auto estimate = [&](double seconds, ErrorBand e, Basis basis) -> Estimate {
-    return {{seconds + launch_}, {seconds * e.low + launch_}, {seconds * e.high + launch_}, basis};
+    const double t = seconds / held;
+    return {{t + beside + launch_}, {t * e.low + beside + launch_}, {t * e.high + beside + launch_}, basis};
   };
   const auto& passes = table_[call.op.index()];
   const Table* table = &passes[static_cast<std::size_t>(call.pass)];
@@ -193,7 +247,7 @@ Estimate Prices::price(const OpCall& call) const {
   }
 
   const Answer a = look_up(*table, shape_of(call.op, wants), nullptr);
-  if (a.exact && !borrowed && same_device_) {
+  if (a.exact && !borrowed && same_device_ && !work.own) {
     const double spread = std::max(a.exact->spread, kMachineSpread);
     return estimate(a.exact->seconds, {1 - std::min(spread, 1.0), 1 + spread}, Basis::measured);
   }

@@ -75,8 +75,19 @@ class Prices {
   static void arrange(Table& table);
   [[nodiscard]] static Answer look_up(const Table& table, const Shape& shape, const Sample* without);
   [[nodiscard]] double roofline(double flops, double bytes) const;
+  /// What the runtime's own form of a call does, where it differs from the catalogue's.
+  struct Work {
+    double flops = 0, bytes = 0;
+    double speed = 1;      ///< peak of the type it multiplies in over that of bf16
+    double besides = 0;    ///< bytes moved by kernels beside it
+    bool own = false;      ///< measured times of the catalogue's form do not hold verbatim
+  };
+  [[nodiscard]] Work work_of(const OpCall& call, Wants wants, bool in_bf16) const;
+  [[nodiscard]] Estimate price(const OpCall& call, bool in_bf16) const;   ///< in_bf16: whatever type the runtime multiplies in (heads)
+  [[nodiscard]] Estimate whole_head(const op::CrossEntropy& head, const OpCall& call) const;
 
   DeviceSpec device_;
+  Runtime runtime_;
   double matmul_scale_ = 1, bandwidth_scale_ = 1;  ///< this device's published ceilings over those of the profile's device
   bool same_device_ = false, same_generation_ = false;
   double launch_ = 0;

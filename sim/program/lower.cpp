@@ -101,6 +101,7 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
 Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
   Block block = differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before, splits_backward(plan));
+  apply_runtime(block, problem, plan);
   return plan.experts.chunks > 1 ? chunked_exchange(std::move(block), plan.experts.chunks) : block;
 }
 

@@ -74,6 +74,11 @@ struct ModelOutline {
 
 [[nodiscard]] SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan);
 [[nodiscard]] StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& plan);
+/// Whether a weight's gradient is added to where gradients are accumulated, or lives apart until it is reduced (FSDP).
+[[nodiscard]] bool accumulates_in_place(const Weight& weight, const Problem& problem, const Plan& plan);
+/// Gives a block what the runtime's own operators hold beyond the catalogue's: whole logits, scores, kept copies; takes away gradients
+/// that are accumulated in place.
+void apply_runtime(Block& block, const Problem& problem, const Plan& plan);
 /// Resident weights that no block runs.
 [[nodiscard]] StateBytes idle_state(const Problem& problem, const Plan& plan);
 
