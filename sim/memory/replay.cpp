@@ -1,0 +1,242 @@
+#include "sim/memory/replay.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+/// Collectives of FSDP allocate on a stream of their own.
+constexpr int kComputeStream = 0, kGatherStream = 1;
+
+class Replay {
+ public:
+  Replay(const Program& program, const Problem& problem, const Plan& plan, CachingAllocator::Options options)
+      : program_(program), problem_(problem), plan_(plan), allocator_(options) {}
+
+  ReplayedPeak run() {
+    const Runtime& runtime = problem_.runtime;
+    hold(runtime.workspace);
+    hold(runtime.bucket);
+    hold_stand_ins();
+    StateBytes all = program_.resident;
+    // Parameters and gradients live in one buffer each where the runtime flattens them, otherwise block by block.
+    for (const Slot& s : program_.slots) {
+      all += s.state;
+      if (!runtime.distributed_optimizer)
+        for (const Bytes b : {s.state.weights, s.state.adapters}) hold(b);
+    }
+    if (runtime.distributed_optimizer)
+      for (const Bytes b : {all.weights, all.adapters, all.gradients}) hold(b);
+    else
+      hold(program_.resident.weights);
+    const std::int64_t last = std::min<std::int64_t>(plan_.micro_batches, program_.in_flight + 2);
+    for (int step = 0; step < 2; ++step) {
+      for (const Instance& i : program_.instances) {
+        if (i.micro_batch >= last) continue;
+        play(i);
+      }
+      drop_unreduced();
+      // Moments come to be in the first update, in holes that the first step left.
+      if (step == 0)
+        for (const Slot& s : program_.slots) hold_moments(s);
+      if (runtime.update_temporary) {
+        const Buffer b = take({all.trained_elements * (runtime.moment == DType::f32 ? 4 : 2)});
+        drop(b);
+      }
+      for (const auto& [slot, gradients] : gradients_) drop(gradients);   // zero_grad gives them back
+      gradients_.clear();
+    }
+    return {allocator_.peak_allocated(), allocator_.peak_reserved()};
+  }
+
+ private:
+  /// A counted handle: a block's output may be kept by it and by the block that reads it.
+  struct Counted {
+    CachingAllocator::Handle handle = -1;
+    int owners = 1;
+  };
+  using Buffer = std::int32_t;   ///< index into buffers_; -1 none
+
+  Buffer take(Bytes size, int stream = kComputeStream) {
+    if (size.value <= 0) return -1;
+    Buffer b = static_cast<Buffer>(buffers_.size());
+    if (!unused_.empty()) b = unused_.back(), unused_.pop_back();
+    else buffers_.emplace_back();
+    buffers_[index(b)] = {allocator_.allocate(size, stream), 1};
+    return b;
+  }
+  void hold(Bytes size) { (void)take(size); }
+  void share(Buffer b) { if (b >= 0) ++buffers_[index(b)].owners; }
+  void drop(Buffer b) {
+    if (b < 0) return;
+    Counted& c = buffers_[index(b)];
+    if (--c.owners > 0) return;
+    if (c.handle >= 0) allocator_.free(c.handle);
+    unused_.push_back(b);
+  }
+
+  /// Two moments per trained weight of a slot, each of its share of the slot's optimizer bytes.
+  void hold_moments(const Slot& slot) {
+    double all = 0;
+    const Block& block = program_.blocks[index(slot.block)];
+    for (const Weight& w : block.weights) if (w.trained) all += static_cast<double>(w.shape.elements());
+    for (const Weight& w : block.weights)
+      if (w.trained)
+        for (int moment = 0; moment < 2; ++moment) hold({static_cast<std::int64_t>(static_cast<double>(slot.state.optimizer.value) / 2 * static_cast<double>(w.shape.elements()) / all)});
+  }
+
+  /// Transformer Engine returns a cached stand-in for a gradient that went straight into the accumulated one: one per distinct shape
+  /// (of an expert's matrix for grouped ones).
+  void hold_stand_ins() {
+    const auto per_element = problem_.runtime.kept.find("stand_in_gradient");
+    if (per_element == problem_.runtime.kept.end()) return;
+    std::set<std::pair<std::int64_t, std::int64_t>> shapes;
+    for (const Block& block : program_.blocks) {
+      for (const Weight& w : block.weights) {
+        const bool projection = w.cls == WeightClass::attention || w.cls == WeightClass::dense || w.cls == WeightClass::shared || w.cls == WeightClass::experts;
+        if (!w.trained || !projection || w.shape.rank < 2) continue;
+        const auto rank = static_cast<std::size_t>(w.shape.rank);
+        if (shapes.emplace(w.shape.dim[rank - 2], w.shape.dim[rank - 1]).second)
+          hold({static_cast<std::int64_t>(per_element->second * static_cast<double>(w.shape.dim[rank - 2]) * static_cast<double>(w.shape.dim[rank - 1]))});
+      }
+    }
+  }
+
+  void play(const Instance& i) {
+    switch (i.phase) {
+      case Phase::gather: gathered_[i.slot] = take(program_.slots[index(i.slot)].sharding.gathered, kGatherStream); break;
+      case Phase::release:
+        if (const auto it = gathered_.find(i.slot); it != gathered_.end()) drop(it->second), gathered_.erase(it);
+        break;
+      case Phase::forward: forward(i); break;
+      case Phase::backward: backward(i); break;
+      default: break;
+    }
+  }
+
+  const Block& block_of(std::int32_t slot) const { return program_.blocks[index(program_.slots[index(slot)].block)]; }
+
+  struct LastUse {
+    std::vector<std::size_t> at;
+    explicit LastUse(const Block& block, const std::vector<BlockNode>& nodes) : at(block.values.size(), 0) {
+      for (std::size_t i = 0; i < nodes.size(); ++i)
+        for (const auto* list : {&nodes[i].reads, &nodes[i].writes})
+          for (const ValueId v : *list) at[index(block.alias[index(v)])] = i;
+    }
+  };
+
+  /// Plays one pass; `live` maps a value's root to its buffer. What `stays` is left in it.
+  void pass(const Block& block, const std::vector<BlockNode>& nodes, std::map<ValueId, Buffer>& live, const std::vector<bool>& stays) {
+    const LastUse last(block, nodes);
+    for (std::size_t n = 0; n < nodes.size(); ++n) {
+      for (const ValueId w : nodes[n].writes) {
+        const ValueId root = block.alias[index(w)];
+        if (!live.contains(root)) live[root] = take(block.values[index(root)].bytes());
+      }
+      if (const OpCall* op = std::get_if<OpCall>(&nodes[n].call)) drop(take(workspace(op->op, op->pass, op->wants)));
+      for (const auto* list : {&nodes[n].reads, &nodes[n].writes}) {
+        for (const ValueId v : *list) {
+          const ValueId root = block.alias[index(v)];
+          const auto it = live.find(root);
+          if (it == live.end() || last.at[index(root)] != n || stays[index(root)]) continue;
+          drop(it->second);
+          live.erase(it);
+        }
+      }
+    }
+  }
+
+  void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueId>& ids) const {
+    for (const ValueId v : ids) if (v >= 0) flags[index(block.alias[index(v)])] = true;
+  }
+
+  void forward(const Instance& i) {
+    const Block& block = block_of(i.slot);
+    std::map<ValueId, Buffer> live;
+    if (!block.inputs.empty()) {
+      const ValueId root = block.alias[index(block.inputs.front())];
+      Buffer& stream = stream_[i.micro_batch];
+      if (i.slot == 0) stream = take(block.values[index(root)].bytes());
+      live[root] = stream;
+    }
+    std::vector<bool> stays(block.values.size(), false), kept = stays;
+    mark(block, stays, block.outputs);
+    mark(block, kept, block.kept);
+    for (std::size_t in = 1; in < block.inputs.size(); ++in) kept[index(block.alias[index(block.inputs[in])])] = false;
+    for (std::size_t v = 0; v < kept.size(); ++v) if (kept[v]) stays[v] = true;
+    pass(block, block.forward, live, stays);
+    auto& of_backward = kept_[{i.slot, i.micro_batch}];
+    Buffer out = -1;
+    const ValueId out_root = block.outputs.empty() ? -1 : block.alias[index(block.outputs.front())];
+    for (const auto& [root, buffer] : live) {
+      const bool leaves = root == out_root;
+      if (leaves) out = buffer;
+      if (kept[index(root)]) {
+        if (leaves) share(buffer);
+        of_backward[root] = buffer;
+      } else if (!leaves) {
+        drop(buffer);
+      }
+    }
+    stream_[i.micro_batch] = out;
+    // The last slot's output leaves the stage (or is the loss).
+    if (index(i.slot) + 1 == program_.slots.size()) drop(out), stream_[i.micro_batch] = -1;
+  }
+
+  void backward(const Instance& i) {
+    const Block& block = block_of(i.slot);
+    // Gradients come to be in a step's first backward pass, unless they live in a buffer of their own.
+    if (const auto [it, fresh] = gradients_.try_emplace(i.slot, -1); fresh && !problem_.runtime.distributed_optimizer)
+      it->second = take(program_.slots[index(i.slot)].state.gradients);
+    std::map<ValueId, Buffer> live = std::move(kept_[{i.slot, i.micro_batch}]);
+    kept_.erase({i.slot, i.micro_batch});
+    for (std::size_t o = 0; o < block.output_grads.size(); ++o) {
+      if (block.output_grads[o] < 0) continue;
+      const ValueId root = block.alias[index(block.output_grads[o])];
+      if (o == 0 && gradient_ >= 0) live[root] = gradient_, gradient_ = -1;
+      else if (!live.contains(root)) live[root] = take(block.values[index(root)].bytes());
+    }
+    std::vector<bool> stays(block.values.size(), false);
+    mark(block, stays, block.input_grads);
+    mark(block, stays, block.weight_grads);
+    pass(block, block.backward, live, stays);
+    drop_unreduced();
+    const ValueId in_root = block.input_grads.empty() || block.input_grads.front() < 0 ? -1 : block.alias[index(block.input_grads.front())];
+    std::vector<bool> weight(block.values.size(), false);
+    mark(block, weight, block.weight_grads);
+    for (const auto& [root, buffer] : live) {
+      if (root == in_root && i.slot > 0) gradient_ = buffer;
+      else if (weight[index(root)]) unreduced_.push_back(buffer);
+      else drop(buffer);
+    }
+    if (i.slot == 0) drop(gradient_), gradient_ = -1;
+  }
+
+  void drop_unreduced() {
+    for (const Buffer b : unreduced_) drop(b);
+    unreduced_.clear();
+  }
+
+  const Program& program_;
+  const Problem& problem_;
+  const Plan& plan_;
+  CachingAllocator allocator_;
+  std::vector<Counted> buffers_;
+  std::vector<Buffer> unused_;
+  std::map<std::int32_t, Buffer> gathered_, stream_, gradients_;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
+  std::vector<Buffer> unreduced_;
+  Buffer gradient_ = -1;
+};
+
+}  // namespace
+
+ReplayedPeak replay(const Program& program, const Problem& problem, const Plan& plan, CachingAllocator::Options options) {
+  return Replay(program, problem, plan, options).run();
+}
+
+}  // namespace moeplan
