@@ -150,6 +150,8 @@ class Differentiator {
   bool may_keep(ValueId v) const {
     const std::int32_t p = value(v).producer;
     if (p < 0) return true;
+    // Each tensor rank keeps its share of the sequence; what was gathered is gathered again (Korthikanti et al. 2022, section 4.2.2).
+    if (const CommCall* comm = std::get_if<CommCall>(&nodes_[index(p)].call); comm && comm->collective == Collective::all_gather && comm->group == Group::tensor) return false;
     const Op* op = std::get_if<Op>(&nodes_[index(p)].call);
     if (op && is_routing(kind(*op)) && !value(v).differentiable) return true;
     if (recompute_ == Recompute::none) return true;
