@@ -40,6 +40,7 @@ struct Command {
 [[nodiscard]] Command simulate_command(CLI::App& program);
 [[nodiscard]] Command run_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);
+[[nodiscard]] Command validate_command(CLI::App& program);
 
 /// Bold on a terminal.
 [[nodiscard]] inline std::string heading(const Context& context, const std::string& text) {

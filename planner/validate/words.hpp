@@ -1,0 +1,110 @@
+#pragma once
+/// How the words of measured rows are understood: which runtime a framework is, which device a hardware name means, which wire an interconnect is.
+/// Data (configs/measured/words.json), each entry with its source; the first entry whose text a row contains speaks.
+
+#include <filesystem>
+
+#include "core/spec/cluster.hpp"
+
+namespace moeplan::validation {
+
+/// Which of the three peaks a source prints.
+enum class PeakKind : std::uint8_t {
+  allocated,  ///< bytes handed out by the framework's allocator
+  reserved,   ///< bytes that allocator holds
+  device,     ///< what the driver reports: reserved, context and communicators
+};
+
+/// How data-parallel ranks hold the weights.
+enum class Sharding : std::uint8_t { replicated, optimizer, full };
+
+struct FrameworkWords {
+  std::string contains;      ///< in the row's framework, source title or id
+  std::string runtime;       ///< name in configs/runtimes
+  PeakKind peak = PeakKind::reserved;
+  Sharding sharding = Sharding::full;   ///< where the row does not say
+  std::string source;
+  std::optional<std::string> profile;   ///< measured on the very machines of the source; otherwise the hardware's
+  static constexpr auto fields();
+};
+
+struct HardwareWords {
+  std::string contains, device, source;
+  std::optional<std::string> profile;
+  double sustained = 1;      ///< clock held under continuous load over the boost clock
+  static constexpr auto fields();
+};
+
+/// Utilisation of the dense bf16 peak that a framework's attention kernels reach, causal products counted half.
+struct AttentionWords {
+  std::string contains, generation, source;
+  double forward = 0, backward = 0;
+  static constexpr auto fields();
+};
+
+/// Central 90 % of measured over predicted, by what is predicted and for which kind of case.
+struct BandWords {
+  std::string quantity, kind;
+  double low = 1, high = 1;
+  static constexpr auto fields();
+};
+
+struct NetworkWords {
+  std::string contains;      ///< in the row's interconnect, id or source title
+  LinkTier tier;             ///< takes the place of the device's tier of the same kind
+  static constexpr auto fields();
+};
+
+struct Words {
+  std::vector<FrameworkWords> frameworks;
+  std::vector<HardwareWords> hardware;
+  std::vector<NetworkWords> networks;
+  std::vector<AttentionWords> attention;
+  std::vector<BandWords> bands;
+  static constexpr auto fields();
+};
+
+constexpr auto FrameworkWords::fields() {
+  return std::make_tuple(field("contains", &FrameworkWords::contains).required(), field("runtime", &FrameworkWords::runtime).required(), field("peak", &FrameworkWords::peak),
+                         field("sharding", &FrameworkWords::sharding), field("source", &FrameworkWords::source).required(), field("profile", &FrameworkWords::profile));
+}
+constexpr auto HardwareWords::fields() {
+  return std::make_tuple(field("contains", &HardwareWords::contains).required(), field("device", &HardwareWords::device).required(), field("profile", &HardwareWords::profile),
+                         field("sustained", &HardwareWords::sustained).above(0).at_most(1),
+                         field("source", &HardwareWords::source).required());
+}
+constexpr auto AttentionWords::fields() {
+  return std::make_tuple(field("contains", &AttentionWords::contains).required(), field("generation", &AttentionWords::generation).required(),
+                         field("forward", &AttentionWords::forward).required().above(0).at_most(1), field("backward", &AttentionWords::backward).required().above(0).at_most(1),
+                         field("source", &AttentionWords::source).required());
+}
+constexpr auto BandWords::fields() {
+  return std::make_tuple(field("quantity", &BandWords::quantity).required(), field("kind", &BandWords::kind).required(), field("low", &BandWords::low).required().above(0).at_most(100),
+                         field("high", &BandWords::high).required().above(0).at_most(100));
+}
+constexpr auto NetworkWords::fields() { return std::make_tuple(field("contains", &NetworkWords::contains).required(), field("tier", &NetworkWords::tier).required()); }
+constexpr auto Words::fields() {
+  return std::make_tuple(field("frameworks", &Words::frameworks).required(), field("hardware", &Words::hardware).required(), field("networks", &Words::networks).required(), field("attention", &Words::attention),
+                         field("bands", &Words::bands));
+}
+
+/// Reads configs/measured/words.json. Throws InputError.
+[[nodiscard]] Words load_words(const std::filesystem::path& configs);
+
+/// Whether `text` holds `part`, whatever the case of letters.
+[[nodiscard]] bool contains(const std::string& text, const std::string& part);
+
+}  // namespace moeplan::validation
+
+namespace moeplan {
+template <>
+struct EnumNames<validation::PeakKind> {
+  static constexpr std::array names{std::pair{validation::PeakKind::allocated, std::string_view("allocated")}, std::pair{validation::PeakKind::reserved, std::string_view("reserved")},
+                                    std::pair{validation::PeakKind::device, std::string_view("device")}};
+};
+template <>
+struct EnumNames<validation::Sharding> {
+  static constexpr std::array names{std::pair{validation::Sharding::replicated, std::string_view("replicated")}, std::pair{validation::Sharding::optimizer, std::string_view("optimizer")},
+                                    std::pair{validation::Sharding::full, std::string_view("full")}};
+};
+}  // namespace moeplan
