@@ -22,32 +22,51 @@ struct Options {
 std::string signed_percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
 
 std::vector<std::string> summary_row(const std::string& name, const Summary& s) {
-  return {std::to_string(s.count), percent(s.mape), percent(s.median_ape), signed_percent(s.bias), signed_percent(s.worst), percent(s.coverage), percent(s.median_width),
-          s.rank_correlation ? fmt::format("{:.3f}", *s.rank_correlation) : "", printable(name)};
+  return {std::to_string(s.count), percent(s.mape),
+          percent(s.median_ape),   signed_percent(s.bias),
+          signed_percent(s.worst), percent(s.coverage),
+          percent(s.median_width), s.rank_correlation ? fmt::format("{:.3f}", *s.rank_correlation) : "",
+          printable(name)};
 }
 
 std::string summaries(const Context& context, const Validation& v, std::string Score::*key, const char* title) {
   std::string out;
   for (const auto& [quantity, name] : EnumNames<Measure>::names) {
     std::vector<std::vector<std::string>> lines;
-    for (const auto& [group, scores] : grouped_by(v.scores, quantity, key)) lines.push_back(summary_row(group, summarise(scores)));
+    for (const auto& [group, scores] : grouped_by(v.scores, quantity, key))
+      lines.push_back(summary_row(group, summarise(scores)));
     if (lines.empty()) continue;
     std::string what(name);
     std::replace(what.begin(), what.end(), '_', ' ');
     if (lines.size() > 1) lines.push_back(summary_row("all", summarise(of_quantity(v.scores, quantity))));
     out += heading(context, what + ", by " + title) + "\n" +
-           table({{"rows", true}, {"MAPE", true}, {"median", true}, {"bias", true}, {"worst", true}, {"in 90 %", true}, {"width", true}, {"rank", true}, {title}}, lines) + "\n";
+           table({{"rows", true},
+                  {"MAPE", true},
+                  {"median", true},
+                  {"bias", true},
+                  {"worst", true},
+                  {"in 90 %", true},
+                  {"width", true},
+                  {"rank", true},
+                  {title}},
+                 lines) +
+           "\n";
   }
   return out;
 }
 
-std::string shown_value(const Score& s, double value) { return s.quantity == Measure::step_time ? duration({value}) : fmt::format("{:.2f} GiB", value / 1073741824.0); }
+std::string shown_value(const Score& s, double value) {
+  return s.quantity == Measure::step_time ? duration({value}) : fmt::format("{:.2f} GiB", value / 1073741824.0);
+}
 
 std::string row_table(const Context& context, const Validation& v) {
   std::vector<std::vector<std::string>> lines;
   for (const Score& s : v.scores)
-    lines.push_back({shown_value(s, s.measured), shown_value(s, s.predicted), signed_percent(s.error()), s.in_interval() ? "" : "outside", std::string(name_of(s.quantity)), printable(s.id)});
-  return heading(context, "each row") + "\n" + table({{"measured", true}, {"predicted", true}, {"error", true}, {"90 %"}, {"quantity"}, {"row"}}, lines) + "\n";
+    lines.push_back({shown_value(s, s.measured), shown_value(s, s.predicted), signed_percent(s.error()),
+                     s.in_interval() ? "" : "outside", std::string(name_of(s.quantity)), printable(s.id)});
+  return heading(context, "each row") + "\n" +
+         table({{"measured", true}, {"predicted", true}, {"error", true}, {"90 %"}, {"quantity"}, {"row"}}, lines) +
+         "\n";
 }
 
 std::string report_text(const Context& context, const Validation& v, const Options& options) {
@@ -58,17 +77,24 @@ std::string report_text(const Context& context, const Validation& v, const Optio
   for (const Skipped& s : v.skipped) reasons[s.reason].push_back(s.id);
   if (!reasons.empty()) {
     std::vector<std::vector<std::string>> lines;
-    for (const auto& [reason, ids] : reasons) lines.push_back({std::to_string(ids.size()), printable(reason + " (" + ids.front() + (ids.size() > 1 ? ", ..." : "") + ")")});
-    std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
+    for (const auto& [reason, ids] : reasons)
+      lines.push_back(
+          {std::to_string(ids.size()), printable(reason + " (" + ids.front() + (ids.size() > 1 ? ", ..." : "") + ")")});
+    std::stable_sort(lines.begin(), lines.end(),
+                     [](const auto& a, const auto& b) { return std::stoll(a[0]) > std::stoll(b[0]); });
     out += heading(context, "skipped") + "\n" + table({{"rows", true}, {"why"}}, lines) + "\n";
   }
   if (!v.wrong.empty()) {
     std::vector<std::vector<std::string>> lines;
     for (const Verdict& w : v.wrong)
-      lines.push_back({fmt::format("{:.1f} GiB", w.need / 1073741824.0), fmt::format("{:.1f} GiB", w.have / 1073741824.0), w.ran ? "ran" : "failed", printable(w.id)});
-    out += heading(context, "feasibility that the run contradicts") + "\n" + table({{"predicted", true}, {"device", true}, {"the run"}, {"row"}}, lines) + "\n";
+      lines.push_back({fmt::format("{:.1f} GiB", w.need / 1073741824.0),
+                       fmt::format("{:.1f} GiB", w.have / 1073741824.0), w.ran ? "ran" : "failed", printable(w.id)});
+    out += heading(context, "feasibility that the run contradicts") + "\n" +
+           table({{"predicted", true}, {"device", true}, {"the run"}, {"row"}}, lines) + "\n";
   }
-  out += fmt::format("{} rows; {} of confidence high and complete, {} of them scored; {} judged for feasibility, {} contradicted\n", v.rows, v.complete, v.scored, v.verdicts, v.wrong.size());
+  out += fmt::format(
+      "{} rows; {} of confidence high and complete, {} of them scored; {} judged for feasibility, {} contradicted\n",
+      v.rows, v.complete, v.scored, v.verdicts, v.wrong.size());
   return out;
 }
 
@@ -78,8 +104,10 @@ Output run(const Context& context, const Options& options) {
   Rows rows = read_rows(options.rows.empty() ? shipped : std::filesystem::path(options.rows));
   library.models = rows.models;
   if (!options.rows.empty())
-    for (auto& [name, dims] : read_models(load_json(shipped / "models.json"), "models.json")) library.models.emplace(name, std::move(dims));
-  if (!options.all && options.rows.empty()) std::erase_if(rows.rows, [](const Row& r) { return r.confidence.value_or("high") == "low"; });
+    for (auto& [name, dims] : read_models(load_json(shipped / "models.json"), "models.json"))
+      library.models.emplace(name, std::move(dims));
+  if (!options.all && options.rows.empty())
+    std::erase_if(rows.rows, [](const Row& r) { return r.confidence.value_or("high") == "low"; });
   const Validation v = validate(rows, library, context.threads, context.show_progress);
   Output out;
   if (!options.plot.empty()) {
@@ -93,7 +121,9 @@ Output run(const Context& context, const Options& options) {
 }  // namespace
 
 Command validate_command(CLI::App& program) {
-  CLI::App* app = program.add_subcommand("validate", "predictions against measured runs: error per source and hardware, intervals, what was skipped and why");
+  CLI::App* app = program.add_subcommand(
+      "validate",
+      "predictions against measured runs: error per source and hardware, intervals, what was skipped and why");
   app->footer("Example: moeplan validate --rows --plot accuracy.svg");
   const auto options = std::make_shared<Options>();
   app->add_option("FILE_OR_DIR", options->rows, "measured rows (default: those that ship)");

@@ -6,8 +6,8 @@
 #include <regex>
 
 #include "core/configs.hpp"
-#include "planner/validate/model_config.hpp"
 #include "kernels/catalogue.hpp"
+#include "planner/validate/model_config.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan::validation {
@@ -17,7 +17,8 @@ namespace {
 
 std::string lower(const std::optional<std::string>& text) {
   std::string out = text.value_or("");
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
 
@@ -25,7 +26,10 @@ bool any_of(const std::string& text, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(), [&](const char* w) { return text.find(w) != std::string::npos; });
 }
 
-std::string described(const Row& row) { return row.framework + " | " + row.source_title.value_or("") + " | " + row.id + " | " + row.notes.value_or("") + " | " + row.moe_notes.value_or(""); }
+std::string described(const Row& row) {
+  return row.framework + " | " + row.source_title.value_or("") + " | " + row.id + " | " + row.notes.value_or("") +
+         " | " + row.moe_notes.value_or("");
+}
 
 const FrameworkWords* framework_of(const Row& row, const Words& words) {
   for (const FrameworkWords& f : words.frameworks)
@@ -59,22 +63,30 @@ ClusterSpec cluster_of_row(const Row& row, const Library& library, const Hardwar
   const std::string where = row.interconnect.value_or("") + " | " + described(row) + " | " + *row.hardware;
   for (const NetworkWords& n : library.words.networks) {
     if (!contains(where, n.contains)) continue;
-    const auto same = std::find_if(tiers.begin(), tiers.end(), [&](const LinkTier& t) { return (t.kind == LinkKind::network) == (n.tier.kind == LinkKind::network); });
+    const auto same = std::find_if(tiers.begin(), tiers.end(), [&](const LinkTier& t) {
+      return (t.kind == LinkKind::network) == (n.tier.kind == LinkKind::network);
+    });
     if (same != tiers.end()) *same = n.tier;
   }
   for (LinkTier& tier : tiers) {
-    if (tier.kind != LinkKind::network && tier.span > 0 && tier.span < entry.node.devices * 2) tier.span = std::min<std::int64_t>(tier.span, c.devices_per_node);
+    if (tier.kind != LinkKind::network && tier.span > 0 && tier.span < entry.node.devices * 2)
+      tier.span = std::min<std::int64_t>(tier.span, c.devices_per_node);
     // A rack of 72 runs jobs of a power of two: 64 of its devices.
     while (tier.span > 0 && tier.span < gpus && gpus % tier.span != 0) --tier.span;
     if (!c.tiers.empty() && tier.span > 0 && tier.span <= c.tiers.back().span) continue;
     c.tiers.push_back(tier);
-    if (tier.span == 0 || tier.span >= gpus) { c.tiers.back().span = gpus; break; }
+    if (tier.span == 0 || tier.span >= gpus) {
+      c.tiers.back().span = gpus;
+      break;
+    }
   }
   c.tiers.back().span = std::max(c.tiers.back().span, gpus);
   return c;
 }
 
-Tuning lora(std::int64_t rank) { return {.training = Training::lora, .rank = rank, .alpha = 2.0 * static_cast<double>(rank)}; }
+Tuning lora(std::int64_t rank) {
+  return {.training = Training::lora, .rank = rank, .alpha = 2.0 * static_cast<double>(rank)};
+}
 
 Workload workload_of(const Row& row, const ModelSpec& model) {
   Workload w;
@@ -82,23 +94,29 @@ Workload workload_of(const Row& row, const ModelSpec& model) {
   w.sequence_length = *row.sequence;
   const std::string method = lower(row.method), optimizer = lower(row.optimizer), targets = lower(row.lora_targets);
   const Tuning full{.training = Training::full};
-  for (Tuning Workload::*each : {&Workload::attention, &Workload::dense, &Workload::shared, &Workload::experts, &Workload::router, &Workload::embedding, &Workload::head, &Workload::norm, &Workload::other})
+  for (Tuning Workload::*each :
+       {&Workload::attention, &Workload::dense, &Workload::shared, &Workload::experts, &Workload::router,
+        &Workload::embedding, &Workload::head, &Workload::norm, &Workload::other})
     w.*each = method.find("lora") == std::string::npos ? full : Tuning{};
   if (method.find("lora") != std::string::npos) {
     const std::int64_t rank = std::max<std::int64_t>(1, row.lora_rank.value_or(64));
     const bool all = targets.empty() || any_of(targets, {"all-linear", "*_proj", "all linear"});
     if (all || any_of(targets, {"q_proj", "qkv", "attention", "c_attn", "q,", "attn"})) w.attention = lora(rank);
     const bool dense = std::any_of(model.layers.begin(), model.layers.end(), [](const LayerSpec& l) {
-      return std::any_of(l.sublayers.begin(), l.sublayers.end(), [](const Sublayer& s) { return std::holds_alternative<DenseFfn>(s.mixer); });
+      return std::any_of(l.sublayers.begin(), l.sublayers.end(),
+                         [](const Sublayer& s) { return std::holds_alternative<DenseFfn>(s.mixer); });
     });
     const bool experts = std::any_of(model.layers.begin(), model.layers.end(), [](const LayerSpec& l) {
-      return std::any_of(l.sublayers.begin(), l.sublayers.end(), [](const Sublayer& s) { return std::holds_alternative<MoeFfn>(s.mixer); });
+      return std::any_of(l.sublayers.begin(), l.sublayers.end(),
+                         [](const Sublayer& s) { return std::holds_alternative<MoeFfn>(s.mixer); });
     });
     const bool feed_forward = all || any_of(targets, {"up", "down", "gate", "mlp", "w1", "fc"});
     if (dense && feed_forward) w.dense = lora(rank);
     if (experts && (all || feed_forward || targets.find("expert") != std::string::npos)) w.experts = lora(rank);
     if (targets.find("trainable embedding") != std::string::npos) w.embedding = w.head = full;
-    if (w.attention.training == Training::frozen && w.dense.training == Training::frozen && w.experts.training == Training::frozen) w.attention = lora(rank);
+    if (w.attention.training == Training::frozen && w.dense.training == Training::frozen &&
+        w.experts.training == Training::frozen)
+      w.attention = lora(rank);
   }
   if (any_of(optimizer, {"8bit", "8-bit"})) w.optimizer = OptimizerKind::adamw8bit;
   return w;
@@ -126,10 +144,13 @@ Recompute recompute_of(const Row& row) {
 
 Sharding sharding_of(const Row& row, Sharding otherwise) {
   const std::string s = lower(row.sharding);
-  if (any_of(s, {"no-shard", "no shard", "single", "not stated"}) || s == "none" || s.rfind("ddp dp", 0) == 0) return Sharding::replicated;
+  if (any_of(s, {"no-shard", "no shard", "single", "not stated"}) || s == "none" || s.rfind("ddp dp", 0) == 0)
+    return Sharding::replicated;
   if (any_of(s, {"megatron-fsdp", "fsdp", "full_shard", "full-shard", "zero-3", "zero3"})) return Sharding::full;
-  if (any_of(s, {"dist-optimizer", "distributed optimizer", "zero-1", "zero1", "zero-2", "zero2"})) return Sharding::optimizer;
-  if (s.rfind("dp=", 0) == 0 || s.rfind("ddp", 0) == 0) return otherwise == Sharding::full ? Sharding::replicated : otherwise;
+  if (any_of(s, {"dist-optimizer", "distributed optimizer", "zero-1", "zero1", "zero-2", "zero2"}))
+    return Sharding::optimizer;
+  if (s.rfind("dp=", 0) == 0 || s.rfind("ddp", 0) == 0)
+    return otherwise == Sharding::full ? Sharding::replicated : otherwise;
   return otherwise;
 }
 
@@ -172,10 +193,12 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   p.cp = static_cast<int>(row.cp.value_or(1));
   p.ep = static_cast<int>(row.ep.value_or(1));
   const std::int64_t ranks = static_cast<std::int64_t>(p.tp) * p.pp * p.cp;
-  if (*row.gpus % ranks != 0) refuse(fmt::format("{} devices do not divide by pp {} x tp {} x cp {}", *row.gpus, p.pp, p.tp, p.cp));
+  if (*row.gpus % ranks != 0)
+    refuse(fmt::format("{} devices do not divide by pp {} x tp {} x cp {}", *row.gpus, p.pp, p.tp, p.cp));
   const std::int64_t dp = *row.gpus / ranks, stage = dp * p.tp * p.cp;
   p.etp = static_cast<int>(row.etp.value_or(1));
-  if (stage % (static_cast<std::int64_t>(p.ep) * p.etp) != 0) refuse(fmt::format("ep {} x etp {} does not divide the {} ranks of a stage", p.ep, p.etp, stage));
+  if (stage % (static_cast<std::int64_t>(p.ep) * p.etp) != 0)
+    refuse(fmt::format("ep {} x etp {} does not divide the {} ranks of a stage", p.ep, p.etp, stage));
   const std::int64_t shards = sharding == Sharding::replicated ? 1 : shard_group(row, dp);
   p.dp_shard = static_cast<int>(shards);
   p.dp_replicate = static_cast<int>(dp / shards);
@@ -184,7 +207,8 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   const std::int64_t batch = row.global_batch.value_or(dp * plan.micro_batch);
   if (batch % dp != 0) refuse(fmt::format("a global batch of {} does not divide over {} data ranks", batch, dp));
   plan.micro_batch = std::min(plan.micro_batch, batch / dp);
-  if (batch / dp % plan.micro_batch != 0) refuse(fmt::format("{} sequences of a data rank are not whole micro-batches of {}", batch / dp, plan.micro_batch));
+  if (batch / dp % plan.micro_batch != 0)
+    refuse(fmt::format("{} sequences of a data rank are not whole micro-batches of {}", batch / dp, plan.micro_batch));
   plan.micro_batches = batch / dp / plan.micro_batch;
   const auto layers = static_cast<std::int64_t>(model.layers.size());
   if (p.pp > layers) refuse(fmt::format("{} stages for {} layers", p.pp, layers));
@@ -201,49 +225,59 @@ std::vector<Target> targets_of(const Row& row, PeakKind kind) {
   std::vector<Target> out;
   constexpr double gib = 1024.0 * 1024 * 1024;
   const Measurements& m = row.measured;
-  if (m.step_time_s) out.push_back({Measure::step_time, *m.step_time_s});
+  if (m.step_time_s)
+    out.push_back({Measure::step_time, *m.step_time_s});
   else if (m.tokens_per_s_per_gpu && row.global_batch && row.sequence && row.gpus)
-    out.push_back({Measure::step_time, static_cast<double>(*row.global_batch) * static_cast<double>(*row.sequence) / (*m.tokens_per_s_per_gpu * static_cast<double>(*row.gpus))});
+    out.push_back({Measure::step_time, static_cast<double>(*row.global_batch) * static_cast<double>(*row.sequence) /
+                                           (*m.tokens_per_s_per_gpu * static_cast<double>(*row.gpus))});
   if (m.peak_memory_gib_per_gpu) {
     const bool allocated = kind == PeakKind::allocated || row.peak_reserved_gib;
-    out.push_back({allocated ? Measure::peak_allocated : Measure::peak_reserved, *m.peak_memory_gib_per_gpu * gib, kind == PeakKind::device});
+    out.push_back({allocated ? Measure::peak_allocated : Measure::peak_reserved, *m.peak_memory_gib_per_gpu * gib,
+                   kind == PeakKind::device});
   }
   if (row.peak_reserved_gib) out.push_back({Measure::peak_reserved, *row.peak_reserved_gib * gib});
   return out;
 }
 
-/// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on this device.
+/// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
+/// this device.
 void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device) {
   const double scale = profile.device.name == device.name ? 1 : device.achieved_matmul / profile.device.achieved_matmul;
   for (ProfileSample& s : profile.samples) {
     const auto call = s.key.starts_with("attention ") ? parse_key(s.key) : std::nullopt;
     if (!call) continue;
     const bool forward = call->pass == Pass::forward;
-    const double limit = flops(call->op, call->pass, possible(call->op, call->wants)).value / profile.device.peak.at("bf16").value;
+    const double limit =
+        flops(call->op, call->pass, possible(call->op, call->wants)).value / profile.device.peak.at("bf16").value;
     s.median = {limit * scale / (forward ? words.forward : words.backward)};
   }
 }
 
 bool has_experts(const ModelSpec& model) {
   return std::any_of(model.layers.begin(), model.layers.end(), [](const LayerSpec& l) {
-    return std::any_of(l.sublayers.begin(), l.sublayers.end(), [](const Sublayer& s) { return std::holds_alternative<MoeFfn>(s.mixer); });
+    return std::any_of(l.sublayers.begin(), l.sublayers.end(),
+                       [](const Sublayer& s) { return std::holds_alternative<MoeFfn>(s.mixer); });
   });
 }
 
-/// Without sequence parallelism every tensor rank holds, normalises and adds all tokens of the residual stream, not its share of them.
+/// Without sequence parallelism every tensor rank holds, normalises and adds all tokens of the residual stream, not its
+/// share of them.
 void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
   for (const char* op : {"rms_norm", "layer_norm", "add"}) {
     double& factor = runtime.traffic.try_emplace(op, 1.0).first->second;
     factor *= tp;
   }
-  for (const char* op : {"rms_norm", "layer_norm"}) runtime.kept[op] += 4 * (tp - 1);   // what is normalised and what comes of it, bf16
+  for (const char* op : {"rms_norm", "layer_norm"})
+    runtime.kept[op] += 4 * (tp - 1);  // what is normalised and what comes of it, bf16
   runtime.kept["stream"] += 2 * (tp - 1);
 }
 
 void fuse_qkv(ModelSpec& model) {
   for (LayerSpec& layer : model.layers)
     for (Sublayer& s : layer.sublayers)
-      if (auto* a = std::get_if<GqaAttention>(&s.mixer); a && a->q_latent == 0 && a->gate == OutputGate::none && !a->k_is_v) a->fused_qkv = true;
+      if (auto* a = std::get_if<GqaAttention>(&s.mixer);
+          a && a->q_latent == 0 && a->gate == OutputGate::none && !a->k_is_v)
+        a->fused_qkv = true;
 }
 
 }  // namespace
@@ -256,8 +290,10 @@ std::optional<std::string> missing_field(const Row& row, const Library& library)
   if (!hardware_of(row, library.words)) return "hardware \"" + *row.hardware + "\" is not known";
   const ModelDims dims = dims_of(row, library);
   const std::vector<std::string> names = config_names(library.configs, "models");
-  if (!dims.library_model && !dims.hidden && std::find(names.begin(), names.end(), row.model) == names.end()) return "the dimensions of model " + row.model + " are not known";
-  if (targets_of(row, PeakKind::reserved).empty() && !row.failed) return "neither step time, throughput with a global batch, nor peak memory is given";
+  if (!dims.library_model && !dims.hidden && std::find(names.begin(), names.end(), row.model) == names.end())
+    return "the dimensions of model " + row.model + " are not known";
+  if (targets_of(row, PeakKind::reserved).empty() && !row.failed)
+    return "neither step time, throughput with a global batch, nor peak memory is given";
   return std::nullopt;
 }
 
@@ -284,7 +320,8 @@ Case convert(const Row& row, const Library& library) {
     problem.model_config = model_config(dims, row.model, *row.sequence);
   }
   problem.model = import_model(problem.model_config, row.model, row.model);
-  if (problem.model.learned_positions > 0) problem.model.learned_positions = std::max(problem.model.learned_positions, *row.sequence);
+  if (problem.model.learned_positions > 0)
+    problem.model.learned_positions = std::max(problem.model.learned_positions, *row.sequence);
   problem.cluster = cluster_of_row(row, library, hardware);
   problem.cluster.device.sustained = hardware.sustained;
   problem.workload = workload_of(row, problem.model);
@@ -296,23 +333,32 @@ Case convert(const Row& row, const Library& library) {
   if (sharding == Sharding::full) runtime.distributed_optimizer = false, runtime.reduce_once = false;
   if (sharding == Sharding::replicated) runtime.distributed_optimizer = false;
   // Under autocast FSDP holds what is trained in fp32, and with it gradients and moments (fms-acceleration's recipes).
-  if (sharding == Sharding::full && contains(row.precision.value_or(""), "with bf16 autocast") && contains(row.method.value_or(""), "full"))
+  if (sharding == Sharding::full && contains(row.precision.value_or(""), "with bf16 autocast") &&
+      contains(row.method.value_or(""), "full"))
     runtime.master_weights = true, runtime.gradient = runtime.reduce = runtime.moment = DType::f32;
-  // With adapters under FSDP the residual stream, and so what is checkpointed, is fp32 (PEFT's casts; seen in fms-acceleration's FSDP rows).
-  if (contains(runtime.name, "hf") && sharding == Sharding::full && *row.gpus > 1 && contains(row.method.value_or(""), "lora")) runtime.kept["stream"] = 2;
+  // With adapters under FSDP the residual stream, and so what is checkpointed, is fp32 (PEFT's casts; seen in
+  // fms-acceleration's FSDP rows).
+  if (contains(runtime.name, "hf") && sharding == Sharding::full && *row.gpus > 1 &&
+      contains(row.method.value_or(""), "lora"))
+    runtime.kept["stream"] = 2;
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
-  if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora")) runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
+    runtime.logit_bytes = 6, runtime.logit_kept = 4;
   if (runtime.fused_qkv) fuse_qkv(problem.model);
-  problem.profile = load_profile(library.configs, framework && framework->profile ? *framework->profile : hardware.profile.value_or("h200"));
+  problem.profile = load_profile(
+      library.configs, framework && framework->profile ? *framework->profile : hardware.profile.value_or("h200"));
   for (const AttentionWords& a : library.words.attention) {
     if (!contains(described(row), a.contains) || a.generation != problem.cluster.device.generation) continue;
     use_attention(problem.profile, a, problem.cluster.device);
     break;
   }
-  if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch)) repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
+  if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))
+    repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
   out.plan = plan_of(row, problem.model, sharding, runtime);
   out.every_second_product = contains(row.framework, "torchtitan") && out.plan.recompute == Recompute::selective;
-  out.kind = framework && framework->profile ? "profiled" : std::string(has_experts(problem.model) ? "experts, " : "dense, ") + (problem.cluster.nodes > 1 ? "several nodes" : "one node");
+  out.kind = framework && framework->profile ? "profiled"
+                                             : std::string(has_experts(problem.model) ? "experts, " : "dense, ") +
+                                                   (problem.cluster.nodes > 1 ? "several nodes" : "one node");
   out.virtual_stages = static_cast<int>(std::max<std::int64_t>(1, row.vpp.value_or(1)));
   out.targets = targets_of(row, framework ? framework->peak : PeakKind::reserved);
   return out;

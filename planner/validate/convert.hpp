@@ -13,20 +13,21 @@ enum class Measure : std::uint8_t { step_time, peak_allocated, peak_reserved };
 
 struct Target {
   Measure quantity = Measure::step_time;
-  double measured = 0;        ///< seconds or bytes
-  bool on_device = false;     ///< of a reserved peak: the driver's figure, context and communicators included
+  double measured = 0;     ///< seconds or bytes
+  bool on_device = false;  ///< of a reserved peak: the driver's figure, context and communicators included
 };
 
 struct Case {
   std::string id, source, hardware;
-  std::string kind;           ///< what its interval is taken from: "profiled", "dense, one node", "experts, several nodes", ...
+  std::string kind;  ///< what its interval is taken from: "profiled", "dense, one node", "experts, several nodes", ...
   Problem problem;
   Plan plan;
   int virtual_stages = 1;
-  bool every_second_product = false;   ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
+  bool every_second_product =
+      false;  ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
   std::vector<Target> targets;
-  bool high = false;          ///< confidence of the row
-  bool failed = false;        ///< the run is said to have run out of memory
+  bool high = false;    ///< confidence of the row
+  bool failed = false;  ///< the run is said to have run out of memory
 };
 
 /// What a conversion needs besides the row; read once.
@@ -47,7 +48,8 @@ struct Library {
 namespace moeplan {
 template <>
 struct EnumNames<validation::Measure> {
-  static constexpr std::array names{std::pair{validation::Measure::step_time, std::string_view("step_time")}, std::pair{validation::Measure::peak_allocated, std::string_view("peak_allocated")},
+  static constexpr std::array names{std::pair{validation::Measure::step_time, std::string_view("step_time")},
+                                    std::pair{validation::Measure::peak_allocated, std::string_view("peak_allocated")},
                                     std::pair{validation::Measure::peak_reserved, std::string_view("peak_reserved")}};
 };
 }  // namespace moeplan

@@ -12,7 +12,9 @@ std::int64_t need(const std::optional<std::int64_t>& value, const char* what, co
   return *value;
 }
 
-bool flag(const Json& extra, const char* key) { return extra.is_object() && extra.contains(key) && extra.at(key).is_boolean() && extra.at(key).get<bool>(); }
+bool flag(const Json& extra, const char* key) {
+  return extra.is_object() && extra.contains(key) && extra.at(key).is_boolean() && extra.at(key).get<bool>();
+}
 
 std::optional<std::int64_t> number(const Json& extra, const char* key) {
   if (!extra.is_object() || !extra.contains(key) || !extra.at(key).is_number_integer()) return std::nullopt;
@@ -20,15 +22,20 @@ std::optional<std::int64_t> number(const Json& extra, const char* key) {
 }
 
 std::string text(const Json& extra, const char* key, const char* otherwise) {
-  return extra.is_object() && extra.contains(key) && extra.at(key).is_string() ? extra.at(key).get<std::string>() : std::string(otherwise);
+  return extra.is_object() && extra.contains(key) && extra.at(key).is_string() ? extra.at(key).get<std::string>()
+                                                                               : std::string(otherwise);
 }
 
 }  // namespace
 
 Json model_config(const ModelDims& d, const std::string& name, std::int64_t sequence) {
   const std::int64_t heads = need(d.heads, "number of heads", name);
-  Json c = {{"hidden_size", need(d.hidden, "hidden size", name)}, {"num_hidden_layers", need(d.layers, "number of layers", name)}, {"num_attention_heads", heads},
-            {"num_key_value_heads", d.kv_heads.value_or(heads)}, {"vocab_size", need(d.vocab, "vocabulary", name)}, {"max_position_embeddings", std::max<std::int64_t>(sequence, 2048)},
+  Json c = {{"hidden_size", need(d.hidden, "hidden size", name)},
+            {"num_hidden_layers", need(d.layers, "number of layers", name)},
+            {"num_attention_heads", heads},
+            {"num_key_value_heads", d.kv_heads.value_or(heads)},
+            {"vocab_size", need(d.vocab, "vocabulary", name)},
+            {"max_position_embeddings", std::max<std::int64_t>(sequence, 2048)},
             {"tie_word_embeddings", flag(d.extra, "tied_embeddings")}};
   if (const auto latent = number(d.extra, "kv_lora_rank")) {
     const bool shared = d.shared_expert_ffn.value_or(0) > 0;
@@ -71,7 +78,8 @@ Json model_config(const ModelDims& d, const std::string& name, std::int64_t sequ
     c["hidden_act"] = "silu";
     return c;
   }
-  const bool learned = text(d.extra, "positions", "learned_absolute") == "learned_absolute", bias = !flag(d.extra, "no_bias");
+  const bool learned = text(d.extra, "positions", "learned_absolute") == "learned_absolute",
+             bias = !flag(d.extra, "no_bias");
   c["model_type"] = "megatron_gpt";
   c["hidden_act"] = text(d.extra, "activation", "gelu");
   c["position_embedding_type"] = learned ? "learned_absolute" : "rope";

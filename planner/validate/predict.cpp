@@ -22,7 +22,7 @@ Predicted with_band(double value, Measure measure, const Case& c, const Words& w
 /// What lowering the stages says beyond the forecast.
 struct Stages {
   ReplayedPeak peak;
-  double host = 0;   ///< seconds that the host needs to issue one micro-batch on the busiest stage
+  double host = 0;  ///< seconds that the host needs to issue one micro-batch on the busiest stage
 };
 
 /// The stages whose buffers differ most: first, last, and the one that the forecast finds fullest.
@@ -33,7 +33,8 @@ Stages walk_stages(const Case& c, int worst_stage) {
   Stages out;
   for (const int stage : std::set<int>{0, worst_stage, stages - 1}) {
     const Program program = lower_unverified(c.problem, plan, stage * plan.parallelism.stage_ranks());
-    const ReplayedPeak p = replay(program, c.problem, plan, {.expandable_segments = c.problem.runtime.expandable_segments, .capacity = {}});
+    const ReplayedPeak p = replay(program, c.problem, plan,
+                                  {.expandable_segments = c.problem.runtime.expandable_segments, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
     std::size_t calls = 0;
@@ -56,10 +57,12 @@ Prediction predict(const Case& c, const Words& words) {
   if (c.virtual_stages > 1) step -= time(TimeCategory::pipeline_bubble) * (1 - 1.0 / c.virtual_stages);
   if (c.every_second_product) step += 0.5 * time(TimeCategory::forward);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
-  step = std::max(step, stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1) + time(TimeCategory::optimizer));
+  step = std::max(step, stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1) +
+                            time(TimeCategory::optimizer));
   const auto bytes = [&](MemoryCategory k) { return static_cast<double>(f.memory[k].value); };
   const double outside = bytes(MemoryCategory::runtime_context) + bytes(MemoryCategory::communication);
-  const double allocated = static_cast<double>(stages.peak.allocated.value), reserved = static_cast<double>(stages.peak.reserved.value);
+  const double allocated = static_cast<double>(stages.peak.allocated.value),
+               reserved = static_cast<double>(stages.peak.reserved.value);
   Prediction out;
   out.step = with_band(step, Measure::step_time, c, words);
   out.allocated = with_band(allocated, Measure::peak_allocated, c, words);

@@ -1,5 +1,6 @@
 #pragma once
-/// What moeplan says of a case: the planner's own forecast of the plan under the runtime that ran it, with a central 90 % interval.
+/// What moeplan says of a case: the planner's own forecast of the plan under the runtime that ran it, with a central 90
+/// % interval.
 
 #include "planner/validate/convert.hpp"
 
@@ -10,10 +11,10 @@ struct Predicted {
 };
 
 struct Prediction {
-  Predicted step;        ///< seconds
-  Predicted allocated;   ///< bytes handed out by the allocator at the peak of the fullest rank
-  Predicted reserved;    ///< bytes it holds
-  Predicted device;      ///< what the driver reports
+  Predicted step;       ///< seconds
+  Predicted allocated;  ///< bytes handed out by the allocator at the peak of the fullest rank
+  Predicted reserved;   ///< bytes it holds
+  Predicted device;     ///< what the driver reports
 };
 
 [[nodiscard]] Prediction predict(const Case& c, const Words& words);

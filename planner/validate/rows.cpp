@@ -40,7 +40,8 @@ std::optional<double> number_of(const Json& object, const char* key) {
 Row read_row(const Json& json, const std::string& where) {
   const Place place(json, where);
   Row row = read_known<Row>(place);
-  if (!json.contains("measured") || !json.at("measured").is_object()) throw InputError(place.child("measured"), "is missing");
+  if (!json.contains("measured") || !json.at("measured").is_object())
+    throw InputError(place.child("measured"), "is missing");
   Json beside = Json::object();
   row.measured = read_known<Measurements>(place.at("measured"), &beside);
   if (const auto it = beside.find("other"); it != beside.end() && it->is_object()) {
@@ -66,7 +67,7 @@ std::map<std::string, ModelDims> read_models(const Json& document, const std::st
   if (!document.is_object()) top.wrong_type("an object from model names to dimensions");
   std::map<std::string, ModelDims> out;
   for (const auto& [name, value] : document.items()) {
-    if (!value.is_object()) continue;   // a note beside the models
+    if (!value.is_object()) continue;  // a note beside the models
     Json beside = Json::object();
     ModelDims dims = read_known<ModelDims>(top.at(name), &beside);
     dims.extra = beside.contains("extra") ? beside.at("extra") : Json();
@@ -79,7 +80,8 @@ void read_rows(const Json& document, const std::string& where, Rows& into) {
   const Json* list = &document;
   Json common = Json::object();
   if (document.is_object()) {
-    if (!document.contains("rows")) Place(document, where).refuse("is neither a list of rows nor an object with \"rows\"");
+    if (!document.contains("rows"))
+      Place(document, where).refuse("is neither a list of rows nor an object with \"rows\"");
     list = &document.at("rows");
     if (document.contains("common")) common = document.at("common");
   }
@@ -109,13 +111,15 @@ Rows read_rows(const fs::path& path) {
     for (fs::directory_iterator it(path, ec), end; !ec && it != end; it.increment(ec))
       if (it->path().extension() == ".json" && !names_models(it->path())) files.push_back(it->path());
     std::sort(files.begin(), files.end());
-    if (files.empty()) throw InputError(path.string(), "holds no .json file", "give a file of measured rows, or a directory of them");
+    if (files.empty())
+      throw InputError(path.string(), "holds no .json file", "give a file of measured rows, or a directory of them");
   } else {
     files.push_back(path);
   }
   for (const fs::path& file : files) {
     const Json document = load_json(file, limits());
-    // A directory may hold other documents beside the rows (tables, kept accuracy); a file that is named must be one of rows.
+    // A directory may hold other documents beside the rows (tables, kept accuracy); a file that is named must be one of
+    // rows.
     if (files.size() > 1 && document.is_object() && !document.contains("rows")) continue;
     read_rows(document, file.filename().string(), out);
   }
@@ -124,7 +128,8 @@ Rows read_rows(const fs::path& path) {
     if (it->path().extension() == ".json" && names_models(it->path())) models.push_back(it->path());
   std::sort(models.begin(), models.end());
   for (const fs::path& file : models)
-    for (auto& [name, dims] : read_models(load_json(file, limits()), file.filename().string())) out.models.emplace(name, std::move(dims));
+    for (auto& [name, dims] : read_models(load_json(file, limits()), file.filename().string()))
+      out.models.emplace(name, std::move(dims));
   return out;
 }
 

@@ -31,9 +31,12 @@ RowResult score_row(const Row& row, const Library& library) {
     const double have = static_cast<double>(c.problem.cluster.device.memory.value);
     out.judged = c.high || c.failed;
     if (c.failed != (p.device.value > have) && out.judged) out.wrong = Verdict{c.id, !c.failed, p.device.value, have};
-    if (c.failed) return out;   // what a run that stopped took is not what a step takes
+    if (c.failed) return out;  // what a run that stopped took is not what a step takes
     for (const Target& t : c.targets) {
-      const Predicted& q = t.quantity == Measure::step_time ? p.step : t.quantity == Measure::peak_allocated ? p.allocated : t.on_device ? p.device : p.reserved;
+      const Predicted& q = t.quantity == Measure::step_time        ? p.step
+                           : t.quantity == Measure::peak_allocated ? p.allocated
+                           : t.on_device                           ? p.device
+                                                                   : p.reserved;
       out.scores.push_back({c.id, c.source, c.hardware, t.quantity, t.measured, q.value, q.low, q.high, c.high});
     }
   } catch (const InputError& e) {
@@ -79,7 +82,8 @@ double median(std::vector<double> v) {
 
 }  // namespace
 
-Validation validate(const Rows& rows, const Library& library, int threads, const std::function<void(double)>& progress) {
+Validation validate(const Rows& rows, const Library& library, int threads,
+                    const std::function<void(double)>& progress) {
   std::vector<RowResult> results(rows.rows.size());
   std::atomic<std::size_t> done{0};
   tbb::task_arena arena(threads > 0 ? std::min(threads, tbb::info::default_concurrency()) : tbb::task_arena::automatic);
@@ -112,11 +116,13 @@ std::vector<const Score*> of_quantity(const std::vector<Score>& scores, Measure 
   return out;
 }
 
-std::vector<std::pair<std::string, std::vector<const Score*>>> grouped_by(const std::vector<Score>& scores, Measure quantity, std::string Score::*key) {
+std::vector<std::pair<std::string, std::vector<const Score*>>> grouped_by(const std::vector<Score>& scores,
+                                                                          Measure quantity, std::string Score::*key) {
   std::map<std::string, std::vector<const Score*>> groups;
   for (const Score* s : of_quantity(scores, quantity)) groups[s->*key].push_back(s);
   std::vector<std::pair<std::string, std::vector<const Score*>>> out(groups.begin(), groups.end());
-  std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
   return out;
 }
 
@@ -146,17 +152,29 @@ Summary summarise(const std::vector<const Score*>& scores) {
 Json report_json(const Validation& v) {
   Json rows = Json::array(), skipped = Json::array(), wrong = Json::array();
   for (const Score& s : v.scores)
-    rows.push_back({{"id", s.id}, {"quantity", std::string(name_of(s.quantity))}, {"measured", s.measured}, {"predicted", s.predicted}, {"error", s.error()}, {"in_interval", s.in_interval()},
-                    {"low", s.low}, {"high", s.high}, {"source", s.source}, {"hardware", s.hardware}, {"confidence_high", s.high_confidence}});
+    rows.push_back({{"id", s.id},
+                    {"quantity", std::string(name_of(s.quantity))},
+                    {"measured", s.measured},
+                    {"predicted", s.predicted},
+                    {"error", s.error()},
+                    {"in_interval", s.in_interval()},
+                    {"low", s.low},
+                    {"high", s.high},
+                    {"source", s.source},
+                    {"hardware", s.hardware},
+                    {"confidence_high", s.high_confidence}});
   for (const Skipped& s : v.skipped) skipped.push_back({{"id", s.id}, {"reason", s.reason}});
-  for (const Verdict& w : v.wrong) wrong.push_back({{"id", w.id}, {"ran", w.ran}, {"need_bytes", w.need}, {"have_bytes", w.have}});
+  for (const Verdict& w : v.wrong)
+    wrong.push_back({{"id", w.id}, {"ran", w.ran}, {"need_bytes", w.need}, {"have_bytes", w.have}});
   Json out = {{"rows", std::move(rows)}, {"skipped", std::move(skipped)}};
-  Json mape = Json::object(), median_ape = Json::object(), coverage = Json::object(), bias = Json::object(), width = Json::object();
+  Json mape = Json::object(), median_ape = Json::object(), coverage = Json::object(), bias = Json::object(),
+       width = Json::object();
   for (const auto& [quantity, name] : EnumNames<Measure>::names) {
     const Summary s = summarise(of_quantity(v.scores, quantity));
     const std::string key(name);
     const auto put = [&](Json& to, double value) { to[key] = s.count > 0 ? Json(value) : Json(nullptr); };
-    put(mape, s.mape), put(median_ape, s.median_ape), put(coverage, s.coverage), put(bias, s.bias), put(width, s.median_width);
+    put(mape, s.mape), put(median_ape, s.median_ape), put(coverage, s.coverage), put(bias, s.bias),
+        put(width, s.median_width);
   }
   out["mape"] = std::move(mape), out["median_ape"] = std::move(median_ape), out["coverage_p90"] = std::move(coverage);
   out["bias"] = std::move(bias), out["median_interval_width"] = std::move(width);

@@ -1,6 +1,7 @@
 #pragma once
-/// How the words of measured rows are understood: which runtime a framework is, which device a hardware name means, which wire an interconnect is.
-/// Data (configs/measured/words.json), each entry with its source; the first entry whose text a row contains speaks.
+/// How the words of measured rows are understood: which runtime a framework is, which device a hardware name means,
+/// which wire an interconnect is. Data (configs/measured/words.json), each entry with its source; the first entry whose
+/// text a row contains speaks.
 
 #include <filesystem>
 
@@ -19,19 +20,19 @@ enum class PeakKind : std::uint8_t {
 enum class Sharding : std::uint8_t { replicated, optimizer, full };
 
 struct FrameworkWords {
-  std::string contains;      ///< in the row's framework, source title or id
-  std::string runtime;       ///< name in configs/runtimes
+  std::string contains;  ///< in the row's framework, source title or id
+  std::string runtime;   ///< name in configs/runtimes
   PeakKind peak = PeakKind::reserved;
-  Sharding sharding = Sharding::full;   ///< where the row does not say
+  Sharding sharding = Sharding::full;  ///< where the row does not say
   std::string source;
-  std::optional<std::string> profile;   ///< measured on the very machines of the source; otherwise the hardware's
+  std::optional<std::string> profile;  ///< measured on the very machines of the source; otherwise the hardware's
   static constexpr auto fields();
 };
 
 struct HardwareWords {
   std::string contains, device, source;
   std::optional<std::string> profile;
-  double sustained = 1;      ///< clock held under continuous load over the boost clock
+  double sustained = 1;  ///< clock held under continuous load over the boost clock
   static constexpr auto fields();
 };
 
@@ -50,8 +51,8 @@ struct BandWords {
 };
 
 struct NetworkWords {
-  std::string contains;      ///< in the row's interconnect, id or source title
-  LinkTier tier;             ///< takes the place of the device's tier of the same kind
+  std::string contains;  ///< in the row's interconnect, id or source title
+  LinkTier tier;         ///< takes the place of the device's tier of the same kind
   static constexpr auto fields();
 };
 
@@ -65,27 +66,37 @@ struct Words {
 };
 
 constexpr auto FrameworkWords::fields() {
-  return std::make_tuple(field("contains", &FrameworkWords::contains).required(), field("runtime", &FrameworkWords::runtime).required(), field("peak", &FrameworkWords::peak),
-                         field("sharding", &FrameworkWords::sharding), field("source", &FrameworkWords::source).required(), field("profile", &FrameworkWords::profile));
+  return std::make_tuple(
+      field("contains", &FrameworkWords::contains).required(), field("runtime", &FrameworkWords::runtime).required(),
+      field("peak", &FrameworkWords::peak), field("sharding", &FrameworkWords::sharding),
+      field("source", &FrameworkWords::source).required(), field("profile", &FrameworkWords::profile));
 }
 constexpr auto HardwareWords::fields() {
-  return std::make_tuple(field("contains", &HardwareWords::contains).required(), field("device", &HardwareWords::device).required(), field("profile", &HardwareWords::profile),
+  return std::make_tuple(field("contains", &HardwareWords::contains).required(),
+                         field("device", &HardwareWords::device).required(), field("profile", &HardwareWords::profile),
                          field("sustained", &HardwareWords::sustained).above(0).at_most(1),
                          field("source", &HardwareWords::source).required());
 }
 constexpr auto AttentionWords::fields() {
-  return std::make_tuple(field("contains", &AttentionWords::contains).required(), field("generation", &AttentionWords::generation).required(),
-                         field("forward", &AttentionWords::forward).required().above(0).at_most(1), field("backward", &AttentionWords::backward).required().above(0).at_most(1),
+  return std::make_tuple(field("contains", &AttentionWords::contains).required(),
+                         field("generation", &AttentionWords::generation).required(),
+                         field("forward", &AttentionWords::forward).required().above(0).at_most(1),
+                         field("backward", &AttentionWords::backward).required().above(0).at_most(1),
                          field("source", &AttentionWords::source).required());
 }
 constexpr auto BandWords::fields() {
-  return std::make_tuple(field("quantity", &BandWords::quantity).required(), field("kind", &BandWords::kind).required(), field("low", &BandWords::low).required().above(0).at_most(100),
+  return std::make_tuple(field("quantity", &BandWords::quantity).required(), field("kind", &BandWords::kind).required(),
+                         field("low", &BandWords::low).required().above(0).at_most(100),
                          field("high", &BandWords::high).required().above(0).at_most(100));
 }
-constexpr auto NetworkWords::fields() { return std::make_tuple(field("contains", &NetworkWords::contains).required(), field("tier", &NetworkWords::tier).required()); }
+constexpr auto NetworkWords::fields() {
+  return std::make_tuple(field("contains", &NetworkWords::contains).required(),
+                         field("tier", &NetworkWords::tier).required());
+}
 constexpr auto Words::fields() {
-  return std::make_tuple(field("frameworks", &Words::frameworks).required(), field("hardware", &Words::hardware).required(), field("networks", &Words::networks).required(), field("attention", &Words::attention),
-                         field("bands", &Words::bands));
+  return std::make_tuple(field("frameworks", &Words::frameworks).required(),
+                         field("hardware", &Words::hardware).required(), field("networks", &Words::networks).required(),
+                         field("attention", &Words::attention), field("bands", &Words::bands));
 }
 
 /// Reads configs/measured/words.json. Throws InputError.
@@ -99,12 +110,14 @@ constexpr auto Words::fields() {
 namespace moeplan {
 template <>
 struct EnumNames<validation::PeakKind> {
-  static constexpr std::array names{std::pair{validation::PeakKind::allocated, std::string_view("allocated")}, std::pair{validation::PeakKind::reserved, std::string_view("reserved")},
+  static constexpr std::array names{std::pair{validation::PeakKind::allocated, std::string_view("allocated")},
+                                    std::pair{validation::PeakKind::reserved, std::string_view("reserved")},
                                     std::pair{validation::PeakKind::device, std::string_view("device")}};
 };
 template <>
 struct EnumNames<validation::Sharding> {
-  static constexpr std::array names{std::pair{validation::Sharding::replicated, std::string_view("replicated")}, std::pair{validation::Sharding::optimizer, std::string_view("optimizer")},
+  static constexpr std::array names{std::pair{validation::Sharding::replicated, std::string_view("replicated")},
+                                    std::pair{validation::Sharding::optimizer, std::string_view("optimizer")},
                                     std::pair{validation::Sharding::full, std::string_view("full")}};
 };
 }  // namespace moeplan

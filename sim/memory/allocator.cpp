@@ -6,7 +6,8 @@
 namespace moeplan {
 namespace {
 
-constexpr std::int64_t kMinBlock = 512, kSmallSize = 1 << 20, kSmallSegment = 2 << 20, kLargeSegment = 20 << 20, kMinLarge = 10 << 20, kRoundLarge = 2 << 20;
+constexpr std::int64_t kMinBlock = 512, kSmallSize = 1 << 20, kSmallSegment = 2 << 20, kLargeSegment = 20 << 20,
+                       kMinLarge = 10 << 20, kRoundLarge = 2 << 20;
 /// Segments lie far apart, so that neighbours of different segments never look adjacent.
 constexpr std::int64_t kSegmentGap = std::int64_t{1} << 44;
 
@@ -41,7 +42,9 @@ void CachingAllocator::put_unused(std::int32_t id) {
 /// A block of at least `size` bytes from the driver; -1 where the capacity does not hold it.
 std::int32_t CachingAllocator::grow(std::int32_t pool_id, std::int64_t size) {
   Pool& pool = pools_[index(pool_id)];
-  const auto fits = [&](std::int64_t more) { return options_.capacity.value == 0 || reserved_ + more <= options_.capacity.value; };
+  const auto fits = [&](std::int64_t more) {
+    return options_.capacity.value == 0 || reserved_ + more <= options_.capacity.value;
+  };
   if (options_.expandable_segments) {
     const std::int64_t page = pool.small ? kSmallSegment : kLargeSegment;
     std::int32_t last = pool.last;
@@ -57,8 +60,10 @@ std::int32_t CachingAllocator::grow(std::int32_t pool_id, std::int64_t size) {
       return last;
     }
     Block b{.address = 0, .size = more, .previous = last, .pool = pool_id};
-    if (last >= 0) b.address = blocks_[index(last)].address + blocks_[index(last)].size;
-    else b.address = next_address_, next_address_ += kSegmentGap, ++segments_;
+    if (last >= 0)
+      b.address = blocks_[index(last)].address + blocks_[index(last)].size;
+    else
+      b.address = next_address_, next_address_ += kSegmentGap, ++segments_;
     const std::int32_t id = add_block(b);
     if (last >= 0) blocks_[index(last)].next = id;
     pools_[index(pool_id)].last = id;
@@ -84,7 +89,8 @@ CachingAllocator::Handle CachingAllocator::allocate(Bytes bytes, int stream) {
   if (fresh) pools_.push_back({.unused = {}, .small = small});
   const std::int32_t pool_id = found->second;
   std::int32_t id = -1;
-  if (const auto fit = pools_[index(pool_id)].unused.lower_bound({size, -1, -1}); fit != pools_[index(pool_id)].unused.end()) {
+  if (const auto fit = pools_[index(pool_id)].unused.lower_bound({size, -1, -1});
+      fit != pools_[index(pool_id)].unused.end()) {
     id = std::get<2>(*fit);
     pools_[index(pool_id)].unused.erase(fit);
   } else {
@@ -94,7 +100,8 @@ CachingAllocator::Handle CachingAllocator::allocate(Bytes bytes, int stream) {
   const std::int64_t left = blocks_[index(id)].size - size;
   if (small || options_.expandable_segments ? left >= kMinBlock : left > kSmallSize) {
     const Block whole = blocks_[index(id)];
-    const std::int32_t rest = add_block({.address = whole.address + size, .size = left, .previous = id, .next = whole.next, .pool = pool_id});
+    const std::int32_t rest =
+        add_block({.address = whole.address + size, .size = left, .previous = id, .next = whole.next, .pool = pool_id});
     if (whole.next >= 0) blocks_[index(whole.next)].previous = rest;
     blocks_[index(id)].size = size;
     blocks_[index(id)].next = rest;
@@ -122,7 +129,8 @@ std::int32_t CachingAllocator::merged(std::int32_t id) {
     const Block& b = blocks_[index(other)];
     pools_[index(b.pool)].unused.erase({b.size, b.address, other});
   };
-  if (const std::int32_t next = blocks_[index(id)].next; next >= 0 && !blocks_[index(next)].in_use) take(next), absorb(id, next);
+  if (const std::int32_t next = blocks_[index(id)].next; next >= 0 && !blocks_[index(next)].in_use)
+    take(next), absorb(id, next);
   if (const std::int32_t previous = blocks_[index(id)].previous; previous >= 0 && !blocks_[index(previous)].in_use) {
     take(previous);
     absorb(previous, id);
@@ -143,7 +151,10 @@ void CachingAllocator::release_unused() {
   for (Pool& pool : pools_) {
     for (auto it = pool.unused.begin(); it != pool.unused.end();) {
       Block& b = blocks_[index(std::get<2>(*it))];
-      if (b.previous >= 0 || b.next >= 0) { ++it; continue; }
+      if (b.previous >= 0 || b.next >= 0) {
+        ++it;
+        continue;
+      }
       reserved_ -= b.size;
       --segments_;
       b.alive = false;

@@ -1,11 +1,13 @@
 #pragma once
-/// PyTorch's CUDA caching allocator, replayed: which segments the driver is asked for as a sequence of allocations and frees goes by. It
-/// gives reserved memory as a consequence of the buffers' sizes and order, not as a share of what is allocated.
+/// PyTorch's CUDA caching allocator, replayed: which segments the driver is asked for as a sequence of allocations and
+/// frees goes by. It gives reserved memory as a consequence of the buffers' sizes and order, not as a share of what is
+/// allocated.
 ///
-///   sizes are rounded to 512 B; up to 1 MiB they come from 2 MiB segments, below 10 MiB from 20 MiB ones, larger ones get a segment of
-///   their own, rounded to 2 MiB. Each stream has its own two pools. A free block is chosen by best fit (smallest, then lowest address) and
-///   split where what is left is at least 512 B (small pool) or more than 1 MiB (large pool). Freed neighbours merge. With expandable
-///   segments each pool is one range that grows at its end, by pages of 2 MiB (small pool) or 20 MiB.
+///   sizes are rounded to 512 B; up to 1 MiB they come from 2 MiB segments, below 10 MiB from 20 MiB ones, larger ones
+///   get a segment of their own, rounded to 2 MiB. Each stream has its own two pools. A free block is chosen by best
+///   fit (smallest, then lowest address) and split where what is left is at least 512 B (small pool) or more than 1 MiB
+///   (large pool). Freed neighbours merge. With expandable segments each pool is one range that grows at its end, by
+///   pages of 2 MiB (small pool) or 20 MiB.
 /// Source: c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.10 (constants and rules, restated).
 
 #include <cstdint>
@@ -21,7 +23,7 @@ class CachingAllocator {
  public:
   struct Options {
     bool expandable_segments = false;
-    Bytes capacity{};   ///< 0: unlimited. At it, unused segments are given back before the answer is no
+    Bytes capacity{};  ///< 0: unlimited. At it, unused segments are given back before the answer is no
   };
   using Handle = std::int32_t;
 
@@ -47,14 +49,14 @@ class CachingAllocator {
  private:
   struct Block {
     std::int64_t address = 0, size = 0;
-    std::int32_t previous = -1, next = -1;   ///< neighbours in the segment
+    std::int32_t previous = -1, next = -1;  ///< neighbours in the segment
     std::int32_t pool = 0;
     bool in_use = false, alive = true;
   };
-  using FreeKey = std::tuple<std::int64_t, std::int64_t, std::int32_t>;   ///< size, address, block
+  using FreeKey = std::tuple<std::int64_t, std::int64_t, std::int32_t>;  ///< size, address, block
   struct Pool {
     std::set<FreeKey> unused;
-    std::int32_t last = -1;      ///< expandable segments: the block at the end
+    std::int32_t last = -1;  ///< expandable segments: the block at the end
     bool small = false;
   };
 

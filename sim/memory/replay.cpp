@@ -47,7 +47,7 @@ class Replay {
         const Buffer b = take({all.trained_elements * (runtime.moment == DType::f32 ? 4 : 2)});
         drop(b);
       }
-      for (const auto& [slot, gradients] : gradients_) drop(gradients);   // zero_grad gives them back
+      for (const auto& [slot, gradients] : gradients_) drop(gradients);  // zero_grad gives them back
       gradients_.clear();
     }
     return {allocator_.peak_allocated(), allocator_.peak_reserved()};
@@ -59,18 +59,22 @@ class Replay {
     CachingAllocator::Handle handle = -1;
     int owners = 1;
   };
-  using Buffer = std::int32_t;   ///< index into buffers_; -1 none
+  using Buffer = std::int32_t;  ///< index into buffers_; -1 none
 
   Buffer take(Bytes size, int stream = kComputeStream) {
     if (size.value <= 0) return -1;
     Buffer b = static_cast<Buffer>(buffers_.size());
-    if (!unused_.empty()) b = unused_.back(), unused_.pop_back();
-    else buffers_.emplace_back();
+    if (!unused_.empty())
+      b = unused_.back(), unused_.pop_back();
+    else
+      buffers_.emplace_back();
     buffers_[index(b)] = {allocator_.allocate(size, stream), 1};
     return b;
   }
   void hold(Bytes size) { (void)take(size); }
-  void share(Buffer b) { if (b >= 0) ++buffers_[index(b)].owners; }
+  void share(Buffer b) {
+    if (b >= 0) ++buffers_[index(b)].owners;
+  }
   void drop(Buffer b) {
     if (b < 0) return;
     Counted& c = buffers_[index(b)];
@@ -83,38 +87,50 @@ class Replay {
   void hold_moments(const Slot& slot) {
     double all = 0;
     const Block& block = program_.blocks[index(slot.block)];
-    for (const Weight& w : block.weights) if (w.trained) all += static_cast<double>(w.shape.elements());
+    for (const Weight& w : block.weights)
+      if (w.trained) all += static_cast<double>(w.shape.elements());
     for (const Weight& w : block.weights)
       if (w.trained)
-        for (int moment = 0; moment < 2; ++moment) hold({static_cast<std::int64_t>(static_cast<double>(slot.state.optimizer.value) / 2 * static_cast<double>(w.shape.elements()) / all)});
+        for (int moment = 0; moment < 2; ++moment)
+          hold({static_cast<std::int64_t>(static_cast<double>(slot.state.optimizer.value) / 2 *
+                                          static_cast<double>(w.shape.elements()) / all)});
   }
 
-  /// Transformer Engine returns a cached stand-in for a gradient that went straight into the accumulated one: one per distinct shape
-  /// (of an expert's matrix for grouped ones).
+  /// Transformer Engine returns a cached stand-in for a gradient that went straight into the accumulated one: one per
+  /// distinct shape (of an expert's matrix for grouped ones).
   void hold_stand_ins() {
     const auto per_element = problem_.runtime.kept.find("stand_in_gradient");
     if (per_element == problem_.runtime.kept.end()) return;
     std::set<std::pair<std::int64_t, std::int64_t>> shapes;
     for (const Block& block : program_.blocks) {
       for (const Weight& w : block.weights) {
-        const bool projection = w.cls == WeightClass::attention || w.cls == WeightClass::dense || w.cls == WeightClass::shared || w.cls == WeightClass::experts;
+        const bool projection = w.cls == WeightClass::attention || w.cls == WeightClass::dense ||
+                                w.cls == WeightClass::shared || w.cls == WeightClass::experts;
         if (!w.trained || !projection || w.shape.rank < 2) continue;
         const auto rank = static_cast<std::size_t>(w.shape.rank);
         if (shapes.emplace(w.shape.dim[rank - 2], w.shape.dim[rank - 1]).second)
-          hold({static_cast<std::int64_t>(per_element->second * static_cast<double>(w.shape.dim[rank - 2]) * static_cast<double>(w.shape.dim[rank - 1]))});
+          hold({static_cast<std::int64_t>(per_element->second * static_cast<double>(w.shape.dim[rank - 2]) *
+                                          static_cast<double>(w.shape.dim[rank - 1]))});
       }
     }
   }
 
   void play(const Instance& i) {
     switch (i.phase) {
-      case Phase::gather: gathered_[i.slot] = take(program_.slots[index(i.slot)].sharding.gathered, kGatherStream); break;
+      case Phase::gather:
+        gathered_[i.slot] = take(program_.slots[index(i.slot)].sharding.gathered, kGatherStream);
+        break;
       case Phase::release:
         if (const auto it = gathered_.find(i.slot); it != gathered_.end()) drop(it->second), gathered_.erase(it);
         break;
-      case Phase::forward: forward(i); break;
-      case Phase::backward: backward(i); break;
-      default: break;
+      case Phase::forward:
+        forward(i);
+        break;
+      case Phase::backward:
+        backward(i);
+        break;
+      default:
+        break;
     }
   }
 
@@ -130,7 +146,8 @@ class Replay {
   };
 
   /// Plays one pass; `live` maps a value's root to its buffer. What `stays` is left in it.
-  void pass(const Block& block, const std::vector<BlockNode>& nodes, std::map<ValueId, Buffer>& live, const std::vector<bool>& stays) {
+  void pass(const Block& block, const std::vector<BlockNode>& nodes, std::map<ValueId, Buffer>& live,
+            const std::vector<bool>& stays) {
     const LastUse last(block, nodes);
     for (std::size_t n = 0; n < nodes.size(); ++n) {
       for (const ValueId w : nodes[n].writes) {
@@ -151,7 +168,8 @@ class Replay {
   }
 
   void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueId>& ids) const {
-    for (const ValueId v : ids) if (v >= 0) flags[index(block.alias[index(v)])] = true;
+    for (const ValueId v : ids)
+      if (v >= 0) flags[index(block.alias[index(v)])] = true;
   }
 
   void forward(const Instance& i) {
@@ -167,7 +185,8 @@ class Replay {
     mark(block, stays, block.outputs);
     mark(block, kept, block.kept);
     for (std::size_t in = 1; in < block.inputs.size(); ++in) kept[index(block.alias[index(block.inputs[in])])] = false;
-    for (std::size_t v = 0; v < kept.size(); ++v) if (kept[v]) stays[v] = true;
+    for (std::size_t v = 0; v < kept.size(); ++v)
+      if (kept[v]) stays[v] = true;
     pass(block, block.forward, live, stays);
     auto& of_backward = kept_[{i.slot, i.micro_batch}];
     Buffer out = -1;
@@ -197,21 +216,27 @@ class Replay {
     for (std::size_t o = 0; o < block.output_grads.size(); ++o) {
       if (block.output_grads[o] < 0) continue;
       const ValueId root = block.alias[index(block.output_grads[o])];
-      if (o == 0 && gradient_ >= 0) live[root] = gradient_, gradient_ = -1;
-      else if (!live.contains(root)) live[root] = take(block.values[index(root)].bytes());
+      if (o == 0 && gradient_ >= 0)
+        live[root] = gradient_, gradient_ = -1;
+      else if (!live.contains(root))
+        live[root] = take(block.values[index(root)].bytes());
     }
     std::vector<bool> stays(block.values.size(), false);
     mark(block, stays, block.input_grads);
     mark(block, stays, block.weight_grads);
     pass(block, block.backward, live, stays);
     drop_unreduced();
-    const ValueId in_root = block.input_grads.empty() || block.input_grads.front() < 0 ? -1 : block.alias[index(block.input_grads.front())];
+    const ValueId in_root =
+        block.input_grads.empty() || block.input_grads.front() < 0 ? -1 : block.alias[index(block.input_grads.front())];
     std::vector<bool> weight(block.values.size(), false);
     mark(block, weight, block.weight_grads);
     for (const auto& [root, buffer] : live) {
-      if (root == in_root && i.slot > 0) gradient_ = buffer;
-      else if (weight[index(root)]) unreduced_.push_back(buffer);
-      else drop(buffer);
+      if (root == in_root && i.slot > 0)
+        gradient_ = buffer;
+      else if (weight[index(root)])
+        unreduced_.push_back(buffer);
+      else
+        drop(buffer);
     }
     if (i.slot == 0) drop(gradient_), gradient_ = -1;
   }
@@ -235,7 +260,8 @@ class Replay {
 
 }  // namespace
 
-ReplayedPeak replay(const Program& program, const Problem& problem, const Plan& plan, CachingAllocator::Options options) {
+ReplayedPeak replay(const Program& program, const Problem& problem, const Plan& plan,
+                    CachingAllocator::Options options) {
   return Replay(program, problem, plan, options).run();
 }
 

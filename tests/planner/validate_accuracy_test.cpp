@@ -1,4 +1,5 @@
-/// Accuracy does not fall: the figures of `moeplan validate` on the rows that ship against those kept in configs/measured/accuracy.json.
+/// Accuracy does not fall: the figures of `moeplan validate` on the rows that ship against those kept in
+/// configs/measured/accuracy.json.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +24,8 @@ TEST(Accuracy, IsNoWorseThanTheFiguresKept) {
       if (!kept.at("mape").at(key).contains(source)) continue;
       const Summary s = summarise(scores);
       // Half a point of slack: what another compiler's rounding may move.
-      EXPECT_LE(s.mape, kept.at("mape").at(key).at(source).get<double>() + 0.005) << name << " of " << source << ", worst " << s.worst_id;
+      EXPECT_LE(s.mape, kept.at("mape").at(key).at(source).get<double>() + 0.005)
+          << name << " of " << source << ", worst " << s.worst_id;
       ++compared;
     }
   }

@@ -114,7 +114,7 @@ TEST(Conversion, RefusesDegreesThatDoNotFold) {
 
 TEST(Summary, IsWhatOneComputesByHand) {
   std::vector<Score> scores(3);
-  const double measured[] = {10, 20, 40}, predicted[] = {11, 18, 40};   // +10 %, -10 %, 0
+  const double measured[] = {10, 20, 40}, predicted[] = {11, 18, 40};  // +10 %, -10 %, 0
   for (std::size_t i = 0; i < 3; ++i) {
     scores[i].measured = measured[i], scores[i].predicted = predicted[i];
     scores[i].low = predicted[i] * 0.95, scores[i].high = predicted[i] * 1.05;

@@ -22,7 +22,7 @@ TEST(Allocator, TakesSmallOnesFromSegmentsOfTwoMebibytes) {
   CachingAllocator a;
   (void)a.allocate(mib(1));
   EXPECT_EQ(a.reserved(), mib(2));
-  (void)a.allocate(mib(1));   // the other half of the same segment
+  (void)a.allocate(mib(1));  // the other half of the same segment
   EXPECT_EQ(a.reserved(), mib(2));
   (void)a.allocate({512});
   EXPECT_EQ(a.reserved(), mib(4));
@@ -48,7 +48,8 @@ TEST(Allocator, DoesNotSplitOffAMebibyteOrLess) {
   CachingAllocator a;
   const auto first = a.allocate(mib(64));
   a.free(first);
-  (void)a.allocate({63 * kMiB});   // what is left is exactly 1 MiB: the block stays whole, and all of it counts as allocated
+  (void)a.allocate(
+      {63 * kMiB});  // what is left is exactly 1 MiB: the block stays whole, and all of it counts as allocated
   EXPECT_EQ(a.allocated(), mib(64));
   EXPECT_EQ(a.reserved(), mib(64));
 }
@@ -58,7 +59,7 @@ TEST(Allocator, ReusesTheSmallestBlockThatFits) {
   const auto big = a.allocate(mib(100)), medium = a.allocate(mib(40));
   a.free(big);
   a.free(medium);
-  (void)a.allocate(mib(40));       // from the 40, not from the 100
+  (void)a.allocate(mib(40));  // from the 40, not from the 100
   (void)a.allocate(mib(100));
   EXPECT_EQ(a.reserved(), mib(140));
 }
@@ -84,7 +85,7 @@ TEST(Allocator, CannotUseAHoleThatIsInterrupted) {
   const auto left = a.allocate(mib(20)), middle = a.allocate(mib(20)), right = a.allocate(mib(20));
   a.free(left);
   a.free(right);
-  (void)a.allocate(mib(40));       // 40 MiB are free, in two pieces
+  (void)a.allocate(mib(40));  // 40 MiB are free, in two pieces
   EXPECT_EQ(a.reserved(), mib(100));
   EXPECT_EQ(a.allocated(), mib(60));
   a.free(middle);
@@ -100,13 +101,13 @@ TEST(Allocator, KeepsStreamsApart) {
 
 TEST(Allocator, GrowsOneRangeWithExpandableSegments) {
   CachingAllocator a({.expandable_segments = true, .capacity = {}});
-  const auto left = a.allocate(mib(30));      // pages of 20 MiB: 40 mapped, 10 left
+  const auto left = a.allocate(mib(30));  // pages of 20 MiB: 40 mapped, 10 left
   EXPECT_EQ(a.reserved(), mib(40));
-  const auto right = a.allocate(mib(30));     // the 10 and one page more
+  const auto right = a.allocate(mib(30));  // the 10 and one page more
   EXPECT_EQ(a.reserved(), mib(60));
   a.free(left);
   a.free(right);
-  (void)a.allocate(mib(60));                  // one range: nothing is interrupted
+  (void)a.allocate(mib(60));  // one range: nothing is interrupted
   EXPECT_EQ(a.reserved(), mib(60));
 }
 
@@ -114,7 +115,7 @@ TEST(Allocator, GivesUnusedSegmentsBackBeforeItRefuses) {
   CachingAllocator a({.expandable_segments = false, .capacity = mib(100)});
   const auto first = a.allocate(mib(60));
   a.free(first);
-  EXPECT_GE(a.allocate(mib(80)), 0);          // 60 + 80 would not fit; the unused 60 goes back
+  EXPECT_GE(a.allocate(mib(80)), 0);  // 60 + 80 would not fit; the unused 60 goes back
   EXPECT_EQ(a.reserved(), mib(80));
   EXPECT_EQ(a.allocate(mib(40)), -1);
   EXPECT_EQ(a.peak_reserved(), mib(80));

@@ -16,7 +16,9 @@ Problem tiny(bool sharded_optimizer) {
   Problem p;
   p.model = import_model_file(configs / "models" / "tiny" / "tiny-llama31.json");
   p.cluster = load_cluster(configs, "8xh100");
-  for (Tuning Workload::*w : {&Workload::attention, &Workload::dense, &Workload::embedding, &Workload::head, &Workload::norm, &Workload::other}) p.workload.*w = Tuning{.training = Training::full};
+  for (Tuning Workload::*w : {&Workload::attention, &Workload::dense, &Workload::embedding, &Workload::head,
+                              &Workload::norm, &Workload::other})
+    p.workload.*w = Tuning{.training = Training::full};
   p.workload.sequence_length = 4096;
   p.runtime.compute_copy = p.runtime.distributed_optimizer = p.runtime.reduce_once = sharded_optimizer;
   return p;
@@ -36,7 +38,10 @@ TEST(Replay, AllocatesWhatTheWalkOverLifetimesFinds) {
     const Plan plan = plan_of(problem, 2);
     const Program program = lower(problem, plan, 0);
     MemoryBreakdown walked = memory(program, problem, plan);
-    const double outside = static_cast<double>((walked[MemoryCategory::runtime_context] + walked[MemoryCategory::communication] + walked[MemoryCategory::allocator_reserve]).value);
+    const double outside =
+        static_cast<double>((walked[MemoryCategory::runtime_context] + walked[MemoryCategory::communication] +
+                             walked[MemoryCategory::allocator_reserve])
+                                .value);
     const double expected = static_cast<double>(walked.peak().value) - outside;
     const ReplayedPeak peak = replay(program, problem, plan);
     EXPECT_NEAR(static_cast<double>(peak.allocated.value), expected, 0.02 * expected);
@@ -48,14 +53,16 @@ TEST(Replay, AllocatesWhatTheWalkOverLifetimesFinds) {
 TEST(Replay, DoesNotGrowWithMoreMicroBatchesOfOneStage) {
   const Problem problem = tiny(true);
   const Plan four = plan_of(problem, 4), forty = plan_of(problem, 40);
-  EXPECT_EQ(replay(lower(problem, four, 0), problem, four).reserved, replay(lower(problem, forty, 0), problem, forty).reserved);
+  EXPECT_EQ(replay(lower(problem, four, 0), problem, four).reserved,
+            replay(lower(problem, forty, 0), problem, forty).reserved);
 }
 
 TEST(Replay, ReservesLessWithExpandableSegments) {
   const Problem problem = tiny(true);
   const Plan plan = plan_of(problem, 2);
   const Program program = lower(problem, plan, 0);
-  EXPECT_LE(replay(program, problem, plan, {.expandable_segments = true, .capacity = {}}).reserved, replay(program, problem, plan).reserved + Bytes{40 << 20});
+  EXPECT_LE(replay(program, problem, plan, {.expandable_segments = true, .capacity = {}}).reserved,
+            replay(program, problem, plan).reserved + Bytes{40 << 20});
 }
 
 }  // namespace
