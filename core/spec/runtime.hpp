@@ -38,7 +38,7 @@ struct Runtime {
   bool overlap_reduce = false, overlap_gather = false;   ///< reduction under the backward pass, gathering of updated weights under the forward pass
   bool whole_logits = false;                   ///< logits are kept from forward to backward instead of being computed again
   double score_traffic = 0, score_traffic_backward = 0;  ///< unfused attention: bytes moved per pair of query and key and head; 0 where fused
-  std::map<std::string, double> traffic;       ///< operator -> bytes it moves over what one fused kernel moves
+  std::map<std::string, double> traffic;       ///< operator -> bytes it moves over what one fused kernel moves; "accumulate": 0 where weight gradients are added to in place
   std::map<std::string, double> kept;          ///< operator -> bytes kept for backward per element of its output, beyond what the contract keeps
   double logit_bytes = 0;                      ///< bytes per logit that the loss holds at its peak, where logits are whole
   double logit_kept = 0;                       ///< of these, those kept from forward to backward

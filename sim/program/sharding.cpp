@@ -30,6 +30,8 @@ double optimizer_bytes(OptimizerKind kind, const Shape& shape, DType moment) {
 }  // namespace
 
 bool accumulates_in_place(const Weight& w, const Problem& problem, const Plan& plan) {
+  // A runtime whose products add to the accumulated gradient says so by moving no bytes for it.
+  if (!problem.runtime.traffic.contains("accumulate")) return false;
   return problem.runtime.distributed_optimizer || shard_degree(w, plan.parallelism) == 1;
 }
 

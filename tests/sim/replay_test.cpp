@@ -20,6 +20,7 @@ Problem tiny(bool sharded_optimizer) {
                               &Workload::norm, &Workload::other})
     p.workload.*w = Tuning{.training = Training::full};
   p.workload.sequence_length = 4096;
+  if (sharded_optimizer) p.runtime.traffic["accumulate"] = 0;
   p.runtime.compute_copy = p.runtime.distributed_optimizer = p.runtime.reduce_once = sharded_optimizer;
   return p;
 }
