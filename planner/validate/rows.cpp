@@ -68,10 +68,14 @@ std::map<std::string, ModelDims> read_models(const Json& document, const std::st
   std::map<std::string, ModelDims> out;
   for (const auto& [name, value] : document.items()) {
     if (!value.is_object()) continue;  // a note beside the models
-    Json beside = Json::object();
-    ModelDims dims = read_known<ModelDims>(top.at(name), &beside);
-    dims.extra = beside.contains("extra") ? beside.at("extra") : Json();
-    out.emplace(name, std::move(dims));
+    try {
+      Json beside = Json::object();
+      ModelDims dims = read_known<ModelDims>(top.at(name), &beside);
+      dims.extra = beside.contains("extra") ? beside.at("extra") : Json();
+      out.emplace(name, std::move(dims));
+    } catch (const InputError&) {
+      continue;  // rows of this model are skipped, saying that its dimensions are not known
+    }
   }
   return out;
 }
@@ -127,9 +131,11 @@ Rows read_rows(const fs::path& path) {
   for (fs::directory_iterator it(beside.empty() ? "." : beside, ec), end; !ec && it != end; it.increment(ec))
     if (it->path().extension() == ".json" && names_models(it->path())) models.push_back(it->path());
   std::sort(models.begin(), models.end());
-  for (const fs::path& file : models)
-    for (auto& [name, dims] : read_models(load_json(file, limits()), file.filename().string()))
-      out.models.emplace(name, std::move(dims));
+  for (const fs::path& file : models) {
+    const Json document = load_json(file, limits());
+    if (!document.is_object() || document.contains("rows")) continue;  // named like one, but no file of dimensions
+    for (auto& [name, dims] : read_models(document, file.filename().string())) out.models.emplace(name, std::move(dims));
+  }
   return out;
 }
 

@@ -33,12 +33,8 @@ class Replay {
       for (const Bytes b : {all.weights, all.adapters, all.gradients}) hold(b);
     else
       hold(program_.resident.weights);
-    const std::int64_t last = std::min<std::int64_t>(plan_.micro_batches, program_.in_flight + 2);
     for (int step = 0; step < 2; ++step) {
-      for (const Instance& i : program_.instances) {
-        if (i.micro_batch >= last) continue;
-        play(i);
-      }
+      for (const Instance& i : program_.instances) play(i);
       drop_unreduced();
       // Moments come to be in the first update, in holes that the first step left.
       if (step == 0)
@@ -129,6 +125,14 @@ class Replay {
       case Phase::backward:
         backward(i);
         break;
+      case Phase::forward_backward: {   // one after the other: the pair's own interleaving is within a block's buffers
+        backward(i);
+        Instance ahead = i;
+        ahead.slot = i.forward_slot;
+        ahead.micro_batch = i.forward_micro_batch;
+        forward(ahead);
+        break;
+      }
       default:
         break;
     }
@@ -174,11 +178,12 @@ class Replay {
 
   void forward(const Instance& i) {
     const Block& block = block_of(i.slot);
+    const std::int32_t chunk = program_.slots[index(i.slot)].chunk, first = program_.chunks[index(chunk)].first;
     std::map<ValueId, Buffer> live;
     if (!block.inputs.empty()) {
       const ValueId root = block.alias[index(block.inputs.front())];
-      Buffer& stream = stream_[i.micro_batch];
-      if (i.slot == 0) stream = take(block.values[index(root)].bytes());
+      Buffer& stream = stream_[{chunk, i.micro_batch}];
+      if (i.slot == first) stream = take(block.values[index(root)].bytes());
       live[root] = stream;
     }
     std::vector<bool> stays(block.values.size(), false), kept = stays;
@@ -201,13 +206,14 @@ class Replay {
         drop(buffer);
       }
     }
-    stream_[i.micro_batch] = out;
+    stream_[{chunk, i.micro_batch}] = out;
     // The last slot's output leaves the stage (or is the loss).
-    if (index(i.slot) + 1 == program_.slots.size()) drop(out), stream_[i.micro_batch] = -1;
+    if (i.slot + 1 == program_.chunks[index(chunk)].end) drop(out), stream_[{chunk, i.micro_batch}] = -1;
   }
 
   void backward(const Instance& i) {
     const Block& block = block_of(i.slot);
+    const std::int32_t first = program_.chunks[index(program_.slots[index(i.slot)].chunk)].first;
     // Gradients come to be in a step's first backward pass, unless they live in a buffer of their own.
     if (const auto [it, fresh] = gradients_.try_emplace(i.slot, -1); fresh && !problem_.runtime.distributed_optimizer)
       it->second = take(program_.slots[index(i.slot)].state.gradients);
@@ -231,14 +237,14 @@ class Replay {
     std::vector<bool> weight(block.values.size(), false);
     mark(block, weight, block.weight_grads);
     for (const auto& [root, buffer] : live) {
-      if (root == in_root && i.slot > 0)
+      if (root == in_root && i.slot > first)
         gradient_ = buffer;
       else if (weight[index(root)])
         unreduced_.push_back(buffer);
       else
         drop(buffer);
     }
-    if (i.slot == 0) drop(gradient_), gradient_ = -1;
+    if (i.slot == first) drop(gradient_), gradient_ = -1;
   }
 
   void drop_unreduced() {
@@ -252,7 +258,8 @@ class Replay {
   CachingAllocator allocator_;
   std::vector<Counted> buffers_;
   std::vector<Buffer> unused_;
-  std::map<std::int32_t, Buffer> gathered_, stream_, gradients_;
+  std::map<std::int32_t, Buffer> gathered_, gradients_;
+  std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;   ///< by chunk and micro-batch
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
   std::vector<Buffer> unreduced_;
   Buffer gradient_ = -1;
