@@ -134,7 +134,8 @@ Rows read_rows(const fs::path& path) {
   for (const fs::path& file : models) {
     const Json document = load_json(file, limits());
     if (!document.is_object() || document.contains("rows")) continue;  // named like one, but no file of dimensions
-    for (auto& [name, dims] : read_models(document, file.filename().string())) out.models.emplace(name, std::move(dims));
+    for (auto& [name, dims] : read_models(document, file.filename().string()))
+      out.models.emplace(name, std::move(dims));
   }
   return out;
 }

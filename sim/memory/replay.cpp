@@ -125,7 +125,7 @@ class Replay {
       case Phase::backward:
         backward(i);
         break;
-      case Phase::forward_backward: {   // one after the other: the pair's own interleaving is within a block's buffers
+      case Phase::forward_backward: {  // one after the other: the pair's own interleaving is within a block's buffers
         backward(i);
         Instance ahead = i;
         ahead.slot = i.forward_slot;
@@ -259,7 +259,7 @@ class Replay {
   std::vector<Counted> buffers_;
   std::vector<Buffer> unused_;
   std::map<std::int32_t, Buffer> gathered_, gradients_;
-  std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;   ///< by chunk and micro-batch
+  std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;  ///< by chunk and micro-batch
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
   std::vector<Buffer> unreduced_;
   Buffer gradient_ = -1;
