@@ -272,6 +272,13 @@ void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
   runtime.kept["stream"] += 2 * (tp - 1);
 }
 
+/// More tensor ranks than key and value heads: each rank holds a head that others hold too, as if there were one for each.
+void repeat_kv_heads(ModelSpec& model, std::int64_t tp) {
+  for (LayerSpec& layer : model.layers)
+    for (Sublayer& s : layer.sublayers)
+      if (auto* a = std::get_if<GqaAttention>(&s.mixer); a && a->kv_heads < tp && tp % a->kv_heads == 0 && a->heads % tp == 0) a->kv_heads = tp;
+}
+
 void fuse_qkv(ModelSpec& model) {
   for (LayerSpec& layer : model.layers)
     for (Sublayer& s : layer.sublayers)
@@ -344,6 +351,7 @@ Case convert(const Row& row, const Library& library) {
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
   if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  repeat_kv_heads(problem.model, row.tp.value_or(1));
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(
       library.configs, framework && framework->profile ? *framework->profile : hardware.profile.value_or("h200"));

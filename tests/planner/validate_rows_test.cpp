@@ -17,9 +17,9 @@ Library library() {
 }
 
 Json row_json() {
-  return Json::parse(R"({"id": "r", "source_title": "s", "framework": "Megatron-Bridge (Megatron-Core)", "hardware": "h100-sxm-80gb", "num_gpus": 64, "gpus_per_node": 8, "model": "llama3-70b",
+  return Json::parse(R"row({"id": "r", "source_title": "s", "framework": "Megatron-Bridge (Megatron-Core)", "hardware": "h100-sxm-80gb", "num_gpus": 64, "gpus_per_node": 8, "model": "llama3-70b",
     "method": "pretrain", "precision": "bf16", "seq_len": 8192, "global_batch_size": 128, "micro_batch_size": 1, "tp": 4, "pp": 4, "vpp": 5, "cp": 2, "ep": null, "dp_or_fsdp": "dist-optimizer dp=2",
-    "recompute": "none", "measured": {"step_time_s": 13.5, "peak_memory_gib_per_gpu": null, "other": {"anything": [1, 2]}}, "confidence": "high"})");
+    "recompute": "none", "measured": {"step_time_s": 13.5, "peak_memory_gib_per_gpu": null, "other": {"anything": [1, 2]}}, "confidence": "high"})row");
 }
 
 Row row_of(const Json& json) {
