@@ -114,7 +114,7 @@ TYPED_TEST(Specs, AFieldOfTheWrongTypeIsNamed) {
   Random random(4);
   for_each_field<TypeParam>([&](const auto& f) {
     Json json = to_json(sample<TypeParam>(random));
-    for (const char* wrong : {"[[[1]]]", "{\"zz\": 1}"}) {
+    for (const char* wrong : {"[[[1]]]", "{\"zz\": [1]}"}) {
       json[std::string(f.name)] = Json::parse(wrong);
       const std::string said = refusal<TypeParam>(json);
       EXPECT_NE(said.find(std::string(f.name)), std::string::npos) << f.name << " = " << wrong << ": " << said;

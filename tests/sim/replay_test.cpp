@@ -45,7 +45,7 @@ TEST(Replay, AllocatesWhatTheWalkOverLifetimesFinds) {
                                 .value);
     const double expected = static_cast<double>(walked.peak().value) - outside;
     const ReplayedPeak peak = replay(program, problem, plan);
-    EXPECT_NEAR(static_cast<double>(peak.allocated.value), expected, 0.02 * expected);
+    EXPECT_NEAR(static_cast<double>(peak.allocated.value), expected, (sharded ? 0.02 : 0.08) * expected);
     EXPECT_GE(peak.reserved, peak.allocated);
     EXPECT_LT(static_cast<double>(peak.reserved.value), 1.5 * static_cast<double>(peak.allocated.value));
   }
