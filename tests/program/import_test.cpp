@@ -128,6 +128,7 @@ TEST(Import, refusals_name_file_and_field) {
   refused(with(shipped("qwen/qwen3-30b-a3b.json"), "num_experts", 65'537), "num_experts");
   refused(with(shipped("qwen/qwen3-30b-a3b.json"), "num_experts_per_tok", 129), "num_experts_per_tok");
   refused(with(shipped("deepseek/deepseek-v3.json"), "n_group", 7), "n_group");
+  refused(with(shipped("qwen/qwen3-next-80b-a3b.json"), "num_nextn_predict_layers", 1 << 24), "num_nextn_predict_layers");
   refused(with(shipped("glm/glm-5.2.json"), "indexer_types", Json::array({"full"})), "indexer_types");
   refused(with(shipped("step/step-3.5-flash.json"), "moe_layers_enum", "3,4,x"), "moe_layers_enum");
   Json nested = k3;

@@ -43,7 +43,7 @@ ModelSpec qwen_next(const ConfigReader& root) {
   }
   m.renames = {{"mlp.shared_experts.", "mlp.shared_expert."}};
   // The flat form announces no MTP layer but ships one.
-  const std::int64_t mtp = text.dim_or({"mtp_num_hidden_layers", "num_nextn_predict_layers"}, nested ? 0 : 1);
+  const std::int64_t mtp = text.integer_or({"mtp_num_hidden_layers", "num_nextn_predict_layers"}, nested ? 0 : 1, 0, 64);
   for (std::int64_t i = 0; i < mtp; ++i) m.mtp_layers.push_back(decoder_layer(full, ffn(layers)));
   if (mtp > 0) {
     m.mtp_extra.push_back({"mtp.fc.weight", {m.hidden, 2 * m.hidden}});
