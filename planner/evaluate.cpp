@@ -1,5 +1,7 @@
 #include "planner/evaluate.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -75,8 +77,11 @@ LaneResult run_lanes(const std::vector<double>& compute, const std::vector<doubl
 }
 
 /// What decides how they are sharded and reduced over data ranks.
-using ShardKey = std::tuple<int, int, bool, bool, bool>;
-ShardKey shard_key(const Parallelism& p) { return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1}; }
+using ShardKey = std::tuple<int, int, bool, bool, bool, Offload>;
+ShardKey shard_key(const Plan& plan) {
+  const Parallelism& p = plan.parallelism;
+  return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1, plan.offload};
+}
 
 /// States and sharding of every kind under one ShardKey.
 struct Sharded {
@@ -87,9 +92,9 @@ struct Sharded {
 
 }  // namespace
 
-Evaluator::Evaluator(const Problem& problem, bool full_attention)
-    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
-                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}}) {
+Evaluator::Evaluator(const Problem& problem, bool full_attention_flops)
+    : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
+                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;
   bool before = false;
@@ -101,10 +106,14 @@ Evaluator::Evaluator(const Problem& problem, bool full_attention)
     s.kind_of.push_back(it->second);
     before = before || s.outline.trained[i];
   }
+  Plan uncut;   // what ranks repeat (latents under tensor parallelism, summaries under context parallelism) is no model flop
+  uncut.recompute = Recompute::none;
+  for (const std::int32_t layer : s.example) s.flops.push_back(model_flops(lower_slot(problem, uncut, s.outline, layer, 1.0), full_attention_flops).value);
 }
 Evaluator::~Evaluator() = default;
 
 void Evaluator::prepare(const Plan& plan) {
+  shared_->load.prepare(plan);
   std::vector<Block>& blocks = shared_->weights[weight_key(plan)];
   if (!blocks.empty()) return;
   for (const std::int32_t layer : shared_->example) blocks.push_back(slot_weights(shared_->problem, plan, layer));
@@ -119,7 +128,7 @@ struct Evaluator::Group::State {
   std::map<ShardKey, Sharded> sharded_;
 
   State(const Shared& s, const Plan& p)
-      : shared(s), plan(p), load(s.load.stage(p.parallelism.ep, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
+      : shared(s), plan(p), load(s.load.stage(p, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
 
   Estimate price(const BlockNode& node, double skew) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
@@ -159,7 +168,6 @@ struct Evaluator::Group::State {
     PricedKind& k = *kinds[id];
     if (k.timed) return k;
     k.timed = true;
-    k.flops = model_flops(k.block, shared.full_attention);
     const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
     if (k.routed && load.p50.step != 1.0) k.block = lowered(id, load.p50.step);
     std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
@@ -184,7 +192,7 @@ struct Evaluator::Group::State {
   }
 
   const Sharded& sharded(const Plan& p) {
-    const auto [it, fresh] = sharded_.try_emplace(shard_key(p.parallelism));
+    const auto [it, fresh] = sharded_.try_emplace(shard_key(p));
     if (fresh) {
       for (const Block& b : weights) {
         it->second.state.push_back(state_bytes(b, shared.problem, p));
@@ -271,14 +279,18 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const Estimate e = s.shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0);
     return e.median.value;
   };
+  const auto copied = [&](Collective c, Bytes payload) {
+    return payload.value == 0 ? 0.0 : s.shared.links.price({.collective = c, .group = moeplan::Group::world, .payload = payload}, {}).median.value;
+  };
   const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
   std::vector<PerKind> per_kind;
   for (std::size_t i = 0; i < s.kinds.size(); ++i) {
     const SlotSharding& cut = sharded.sharding[i];
     PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), 0, 0};
-    v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
+    v.gather = copied(Collective::from_host, cut.host_fetch) + collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
                collective(Collective::all_gather, moeplan::Group::expert_data_shard, cut.expert_gather);
-    v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
+    v.reduce = collective(Collective::all_reduce, moeplan::Group::tensor, cut.tensor_reduce) +
+               collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
                collective(Collective::all_reduce, moeplan::Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
                collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, cut.expert_reduce) +
                collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
@@ -300,7 +312,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
     StageTime t;
     const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
-    const FactorBand load = s.shared.load.stage(par.ep, first_layer, last_layer);
+    const FactorBand load = s.shared.load.stage(plan, first_layer, last_layer);
     for (std::size_t i = first; i < end; ++i) {
       const PerKind& k = per_kind[s.shared.kind_of[i]];
       m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved)));
@@ -317,7 +329,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       t.recompute += k.kind->time50.backward.recompute.value;
       t.expert += k.kind->time50.forward.exposed.value + k.kind->time50.backward.exposed.value;
       for (std::size_t b = 0; b < 3; ++b) basis[b] += k.kind->time50.forward.basis[b] + k.kind->time50.backward.basis[b];
-      model += k.kind->flops.value;
+      model += s.shared.flops[s.shared.kind_of[i]];
       if (i == first && stage > 0) {
         const Block& entrance = k.kind->block;
         Bytes crossing{};
@@ -350,10 +362,10 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     t.weight = add(passes50, fc50, bc50);
     stage_times.push_back(t);
     add(passes95, fc95, bc95);
-    // AdamW reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
-    op::AdamW adam{};
-    adam.elements = m50.state.trained_elements;
-    optimizer.push_back(adam.elements > 0 ? s.shared.prices.price(OpCall{adam, Pass::forward, {}}).median.value : 0.0);
+    // The optimizer reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
+    // States in host memory stream in and out beside it.
+    const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.price(optimizer_call(m50.state, problem.workload.optimizer)).median.value : 0.0;
+    optimizer.push_back(std::max(stepped, copied(Collective::from_host, optimizer_copy(m50.state).payload)));
   }
   const double exchange = collective(Collective::send_receive, moeplan::Group::pipeline, exchange_bytes);
   const double tail = *std::max_element(optimizer.begin(), optimizer.end());
@@ -378,10 +390,17 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
 
   const double total_basis = basis[0] + basis[1] + basis[2];
   for (std::size_t i = 0; i < 3; ++i) out.basis[i] = total_basis > 0 ? basis[i] / total_basis : 0;
-  const double micro_steps = m * par.dp() * par.cp * par.tp;   // blocks are lowered per rank
-  out.model_flops = {model * micro_steps};
+  out.dropped = s.shared.load.dropped(plan);
+  out.model_flops = {model * static_cast<double>(plan.micro_batch) * m * par.dp()};
   finish(out, plan, problem);
   return out;
+}
+
+std::optional<std::string> host_overflow(const ClusterSpec& cluster, Bytes host_of_a_rank) {
+  const Bytes node = host_of_a_rank * cluster.devices_per_node;
+  const double have = kHostShare * static_cast<double>(cluster.host_memory.value);
+  if (node.value == 0 || static_cast<double>(node.value) <= have) return std::nullopt;
+  return fmt::format("{} ranks of a node put {} into host memory, {} of {} may be used", cluster.devices_per_node, human(node), human(Bytes{static_cast<std::int64_t>(have)}), human(cluster.host_memory));
 }
 
 }  // namespace moeplan

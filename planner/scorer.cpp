@@ -56,7 +56,7 @@ void GroupScorer::prepare(std::size_t stages) {
   std::int64_t crossing = 0;
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
     const SplitStage& stage = s.split.stages[i];
-    const FactorBand load = shared_.load.stage(block_.parallelism.ep, stage.first_layer, stage.end_layer);
+    const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
     std::vector<std::int64_t> kept50(kinds_.size(), 0), kept95 = kept50;
     for (std::size_t k = 0; k < kinds_.size(); ++k) {
       if (stage.count[k] == 0) continue;

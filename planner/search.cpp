@@ -90,10 +90,10 @@ class Search {
 
   /// One table per weights and layouts, shared by micro-batches and recompute.
   void make_tables() {
-    std::map<std::pair<std::size_t, DType>, std::size_t> known;
+    std::map<std::tuple<std::size_t, DType, Offload>, std::size_t> known;
     std::vector<std::size_t> example;
     for (std::size_t i = 0; i < grid_.blocks.size(); ++i) {
-      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage}, example.size());
+      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage, grid_.blocks[i].plan.offload}, example.size());
       if (fresh) example.push_back(i);
       table_of_.push_back(it->second);
     }
@@ -147,18 +147,18 @@ class Search {
   Plan scheduled(Plan plan, int v) const {
     plan.schedule = grid_.schedule;
     plan.virtual_stages = v;
-    plan.stage_layers = even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
+    plan.stage_layers = grid_.split(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
     return plan;
   }
 
-  [[nodiscard]] bool closed_form() const { return grid_.schedule == Schedule::one_forward_one_backward && grid_.virtual_stages == std::vector<int>{1}; }
+  [[nodiscard]] bool closed_form(std::size_t block) const { return grid_.blocks[block].plan.offload == Offload::none && grid_.schedule == Schedule::one_forward_one_backward && grid_.virtual_stages == std::vector<int>{1}; }
 
   std::int64_t choices(std::size_t block, int pp) const {
     std::int64_t n = 0;
     for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
       if (p.pp == pp)
         for (const bool reshard : grid_.reshards)
-          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch) ? 1 : 0;
+          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1 || offloads_weights(grid_.blocks[block].plan.offload), reshard, prefetch) ? 1 : 0;
     return n;
   }
 
@@ -170,8 +170,11 @@ class Search {
     const std::int64_t have = problem_.cluster.device.memory.value;
     each_choice(i, scorer, unused, [&](const Choice& c) {
       if (fits) return;
-      if (closed_form()) fits = scorer.memory(c).p95 <= have;
-      else if (scorer.memory(c).states <= have) fits = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95.peak().value <= have;
+      if (closed_form(i)) fits = scorer.memory(c).p95 <= have;
+      else {
+        const MemoryBreakdown m = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95;
+        fits = m.peak().value <= have && !host_overflow(problem_.cluster, m.host);
+      }
     });
     return fits;
   }
@@ -185,6 +188,11 @@ class Search {
     Forecast f = out.group->forecast(plan);
     const PeakBytes memory{states, f.memory.peak().value, f.memory_p95.peak().value};
     if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
+    if (const auto reason = host_overflow(problem_.cluster, f.memory_p95.host)) {
+      ++out.rejected["host_memory"];
+      out.example.try_emplace("host_memory", *reason);
+      return;
+    }
     ++out.feasible;
     Four step = scorer.step(c);
     step = step * (f.step.value / step.median());
@@ -202,7 +210,7 @@ class Search {
     Incumbents best = best_;
     each_choice(i, scorer, out, [&](const Choice& c) {
       ++out.searched;
-      if (!closed_form()) { walk(scorer, c, i, out, best); return; }
+      if (!closed_form(i)) { walk(scorer, c, i, out, best); return; }
       const PeakBytes memory = scorer.memory(c);
       if (memory.states > have) { ++out.states; out.nearest_states.take(memory.states, i, c); return; }
       if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }

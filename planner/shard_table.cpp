@@ -34,22 +34,28 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
   const int degree = expert ? par.expert_shard : par.dp_shard * par.cp;
   ShardEntry out;
   out.shard = expert ? par.expert_shard : par.dp_shard;
-  out.gathers = degree > 1;
+  out.gathers = degree > 1 || offloads_weights(plan.offload);
   out.stage_states.assign(split.stages.size(), 0);
   out.stage_trained.assign(split.stages.size(), 0);
-  std::vector<std::pair<Bytes, Bytes>> priced;   // per kind: what was gathered and reduced; equal kinds are priced once
+  out.stage_orthogonal.assign(split.stages.size(), 0);
+  using Moved = std::tuple<Bytes, Bytes, Bytes, Bytes>;
+  std::vector<Moved> priced;   // per kind: what was fetched from the host, gathered, summed and reduced; equal kinds are priced once
   for (const Block& b : weights) {
     const SlotSharding cut = slot_sharding(b, shared.problem, plan);
     const StateBytes state = state_bytes(b, shared.problem, plan);
-    const std::pair<Bytes, Bytes> what = expert ? std::pair{cut.expert_gather, cut.expert_reduce} : std::pair{cut.dense_gather, cut.dense_reduce};
+    const Bytes gathered = expert ? cut.expert_gather : cut.dense_gather, reduced = expert ? cut.expert_reduce : cut.dense_reduce;
+    const Moved what{cut.host_fetch, gathered, cut.tensor_reduce, reduced};
     const auto known = static_cast<std::size_t>(std::find(priced.begin(), priced.end(), what) - priced.begin());
     if (known < priced.size()) {
       out.gather.push_back(Four{out.gather[known]});
       out.reduce.push_back(Four{out.reduce[known]});
     } else {
-      const Bytes rest{what.second.value / std::max(1, degree)};
-      out.gather.push_back(collective(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, what.first));
-      out.reduce.push_back(collective(Collective::reduce_scatter, expert ? Group::expert_data_shard : Group::data_shard, what.second) +
+      const Bytes rest{reduced.value / std::max(1, degree)};
+      const CommCall fetch{.collective = Collective::from_host, .group = Group::world, .payload = cut.host_fetch};
+      out.gather.push_back((cut.host_fetch.value > 0 ? four(shared.links.price(fetch, {})) : Four{}) +
+                           collective(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, gathered));
+      out.reduce.push_back(collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) +
+                           collective(Collective::reduce_scatter, expert ? Group::expert_data_shard : Group::data_shard, reduced) +
                            collective(Collective::all_reduce, expert ? Group::expert_data_replicate : Group::data_replicate, rest));
     }
     priced.push_back(what);
@@ -58,6 +64,7 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
     for (std::size_t s = 0; s < split.stages.size(); ++s) {
       out.stage_states[s] += split.stages[s].count[kind] * bytes_of(state);
       out.stage_trained[s] += split.stages[s].count[kind] * state.trained_elements;
+      out.stage_orthogonal[s] += static_cast<double>(split.stages[s].count[kind]) * state.orthogonal_flops;
     }
   }
   return out;
@@ -99,17 +106,18 @@ ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const
     }
     if (missing(stages.expert, p.expert_shard)) stages.expert.push_back(entry(shared, stages.split, expert, plan, true));
   }
-  std::map<std::int64_t, Four> seconds;   // by elements
+  std::map<std::pair<std::int64_t, double>, Four> seconds;   // by elements and flops
   for (ShardStages& s : out.stages) {
     for (const ShardEntry& d : s.dense) {
       for (const ShardEntry& e : s.expert) {
         Four slowest{};
         for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
-          op::AdamW adam{};
-          adam.elements = d.stage_trained[i] + e.stage_trained[i];
-          if (adam.elements == 0) continue;
-          const auto [it, fresh] = seconds.try_emplace(adam.elements);
-          if (fresh) it->second = four(shared.prices.price(OpCall{adam, Pass::forward, {}}));
+          StateBytes state;
+          state.trained_elements = d.stage_trained[i] + e.stage_trained[i];
+          state.orthogonal_flops = d.stage_orthogonal[i] + e.stage_orthogonal[i];
+          if (state.trained_elements == 0) continue;
+          const auto [it, fresh] = seconds.try_emplace({state.trained_elements, state.orthogonal_flops});
+          if (fresh) it->second = four(shared.prices.price(optimizer_call(state, shared.problem.workload.optimizer)));
           slowest = max(slowest, it->second);
         }
         s.optimizer.push_back(slowest);

@@ -14,6 +14,7 @@ struct ShardEntry {
   std::vector<std::int64_t> gathered;      ///< bytes per kind while it runs
   std::vector<std::int64_t> stage_states;  ///< bytes per stage that stay
   std::vector<std::int64_t> stage_trained; ///< elements per stage that the optimizer updates
+  std::vector<double> stage_orthogonal;            ///< flops of Muon's steps on them
 };
 
 /// Layouts of one number of stages.

@@ -1,4 +1,4 @@
-#include "sim/program/block.hpp"
+#include "sim/program/context_steps.hpp"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 bool is_view(const GraphNode& node) {
   const Op* op = std::get_if<Op>(&node.call);
-  return op && moeplan::is_view(*op);
+  return node.in_place || (op && moeplan::is_view(*op));
 }
 
 /// A plain sum: the gradient of both inputs is the gradient of the output itself, and nothing runs backward.
@@ -51,7 +51,7 @@ Collective reversed(Collective c) {
 
 class Differentiator {
  public:
-  Differentiator(Graph graph, Recompute recompute, bool split) : recompute_(recompute), split_(split) {
+  Differentiator(Graph graph, Recompute recompute, bool split, bool offload) : recompute_(recompute), split_(split), offload_(offload) {
     block_.name = std::move(graph.name);
     block_.values = std::move(graph.values);
     block_.weights = std::move(graph.weights);
@@ -70,10 +70,12 @@ class Differentiator {
   }
 
   Block run(bool needs_input_grad) {
-    for (const GraphNode& n : nodes_) block_.forward.push_back(forward_node(n));
+    for (const GraphNode& n : nodes_) emit_forward(n, n.inputs, n.outputs, false, block_.forward);
     find_wanted(needs_input_grad);
     choose_kept();
+    if (offload_) move_kept();
     emit_backward();
+    if (offload_) order_returns();
     find_put_off();
     return std::move(block_);
   }
@@ -83,10 +85,24 @@ class Differentiator {
   const Value& value(ValueId id) const { return block_.values[index(id)]; }
 
   static BlockNode forward_node(const GraphNode& n) {
-    BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights};
+    BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights, .summary = n.summary};
     if (const Op* op = std::get_if<Op>(&n.call)) out.call = OpCall{*op, Pass::forward, {}};
     else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
     return out;
+  }
+
+  /// A forward call on these values, written out where other context ranks take part.
+  void emit_forward(const GraphNode& n, std::vector<ValueId> reads, std::vector<ValueId> writes, bool recompute, std::vector<BlockNode>& to) {
+    if (n.context == ContextWork::ring) {
+      ring_forward(block_, n, n.exchange.rows, reads, writes, recompute, to);
+      return;
+    }
+    BlockNode out = forward_node(n);
+    out.reads = std::move(reads);
+    for (const ValueId v : n.also) out.reads.push_back(v);   // always kept: the same value in both passes
+    out.writes = std::move(writes);
+    out.recompute = recompute;
+    to.push_back(std::move(out));
   }
 
   ValueId add_value(Value v, MemoryCategory category) {
@@ -136,7 +152,7 @@ class Differentiator {
 
   bool may_keep(ValueId v) const {
     const std::int32_t p = value(v).producer;
-    if (p < 0) return true;
+    if (p < 0 || value(v).always_kept) return true;
     const Op* op = std::get_if<Op>(&nodes_[index(p)].call);
     if (op && is_routing(kind(*op)) && !value(v).differentiable) return true;
     if (recompute_ == Recompute::none) return true;
@@ -148,14 +164,17 @@ class Differentiator {
     if (seen[index(v)]) return;
     seen[index(v)] = true;
     if (may_keep(v)) { kept[index(v)] = true; return; }
-    for (const ValueId in : nodes_[index(value(v).producer)].inputs) demand(in, kept, seen);
+    const GraphNode& n = nodes_[index(value(v).producer)];
+    for (const auto* list : {&n.inputs, &n.also})
+      for (const ValueId in : *list) demand(in, kept, seen);
   }
 
   void choose_kept() {
     std::vector<bool> kept(block_.forward_values, false), seen(block_.forward_values, false);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (wants_[i].input_grad || wants_[i].weight_grad)
-        for (const ValueId v : backward_operands(i)) demand(v, kept, seen);
+        for (const auto& list : {backward_operands(i), nodes_[i].also})
+          for (const ValueId v : list) demand(v, kept, seen);
     available_.assign(block_.forward_values, false);
     for (std::size_t v = 0; v < kept.size(); ++v) {
       if (!kept[v]) continue;
@@ -170,18 +189,17 @@ class Differentiator {
     const std::int32_t p = value(v).producer;
     assert(p >= 0 && "a block input that backward needs was not kept");
     const GraphNode& n = nodes_[index(p)];
-    BlockNode again = forward_node(n);
-    again.recompute = true;
-    for (ValueId& in : again.reads) in = obtain(in);
-    for (ValueId& out : again.writes) {
+    std::vector<ValueId> reads = n.inputs, writes = n.outputs;
+    for (ValueId& in : reads) in = obtain(in);
+    for (ValueId& out : writes) {
       const ValueId original = out;
       Value copy = value(original);
       copy.name += " (recomputed)";
       out = add_value(std::move(copy), block_.category[index(original)]);
-      if (is_view(n)) block_.alias[index(out)] = block_.alias[index(again.reads.front())];
+      if (is_view(n)) block_.alias[index(out)] = block_.alias[index(reads.front())];
       if (!available_[index(original)]) { available_[index(original)] = true; current_[index(original)] = out; }
     }
-    block_.backward.push_back(std::move(again));
+    emit_forward(n, std::move(reads), std::move(writes), true, block_.backward);
     return current_[index(v)];
   }
 
@@ -250,11 +268,12 @@ class Differentiator {
     BlockNode node = pass_node(now), later;
     if (split) later = pass_node({false, true});
     std::vector<std::pair<ValueId, ValueId>> contributions;
+    std::vector<ValueId> of_input, weight_gradients;   // gradients by input, -1 where none is wanted
     for (const ValueId in : n.inputs) {
-      if (!carries_[index(in)]) continue;
-      const ValueId g = gradient_value(in);
-      node.writes.push_back(g);
-      contributions.emplace_back(in, g);
+      of_input.push_back(carries_[index(in)] ? gradient_value(in) : -1);
+      if (of_input.back() < 0) continue;
+      node.writes.push_back(of_input.back());
+      contributions.emplace_back(in, of_input.back());
     }
     for (const WeightId w : n.weights) {
       const Weight& weight = block_.weights[index(w)];
@@ -262,12 +281,38 @@ class Differentiator {
       const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
       block_.weight_grads[index(w)] = g;
       (split ? later : node).writes.push_back(g);
+      weight_gradients.push_back(g);
+    }
+    if (n.context == ContextWork::ring && wants_[i].input_grad) {
+      ring_backward(block_, n, n.exchange.rows, wants_[i], node.reads, of_input, weight_gradients, block_.backward);
+      for (const auto& [in, g] : contributions) accumulate(in, g);
+      return;
+    }
+    if (n.context == ContextWork::state) {
+      const ValueId behind = state_backward(block_, n, node.reads, block_.backward);
+      node.reads.insert(node.reads.end(), {n.also.front(), behind});
+    }
+    std::vector<ValueId> edges, completed;   // gradients of the rows before this rank's runs, and of the inputs they belong to
+    if (n.context == ContextWork::halo) {
+      node.reads.insert(node.reads.end(), n.also.begin(), n.also.end());
+      for (std::size_t a = 0; a < n.also.size(); ++a) {
+        const ValueId g = of_input[index(n.also_first) + a];
+        if (g < 0) continue;
+        edges.push_back(add_like(block_, n.also[a], "d " + value(n.also[a]).name));
+        completed.push_back(g);
+      }
+      node.writes.insert(node.writes.end(), edges.begin(), edges.end());
     }
     if (split) block_.weight_backward.push_back(std::move(later));
     if (split && !now.input_grad) return;
     // The gradients of views are pieces of the gradient of what they view.
     if (is_view(n)) for (const ValueId piece : arriving(n)) if (block_.alias[index(piece)] == piece) block_.alias[index(piece)] = node.writes.front();
     block_.backward.push_back(std::move(node));
+    if (!edges.empty()) {
+      const std::vector<ValueId> whole = halo_backward(block_, n, edges, completed, block_.backward);
+      for (auto& [in, g] : contributions)
+        if (const auto at = std::find(completed.begin(), completed.end(), g); at != completed.end()) g = whole[static_cast<std::size_t>(at - completed.begin())];
+    }
     for (const auto& [in, g] : contributions) accumulate(in, g);
   }
 
@@ -288,15 +333,61 @@ class Differentiator {
 
   void backward_comm(std::size_t i) {
     const GraphNode& n = nodes_[i];
+    if (n.forward_only) { accumulate(n.inputs.front(), arriving(n).front()); return; }
     CommCall comm = std::get<CommCall>(n.call);
     comm.collective = reversed(comm.collective);
+    if (comm.back.value > 0) std::swap(comm.payload, comm.back);
     const ValueId g = gradient_value(n.inputs.front());
+    if (n.in_place) block_.alias[index(g)] = block_.alias[index(arriving(n).front())];
     block_.backward.push_back({.call = comm, .lane = lane_of(comm), .reads = arriving(n), .writes = {g}, .weights = {}});
     accumulate(n.inputs.front(), g);
   }
 
+  /// Large kept values leave for the host after the call that made them; the backward pass starts with their return.
+  void move_kept() {
+    std::vector<ValueId> stays;
+    std::vector<std::size_t> made(block_.values.size(), 0);   // 1 + position of the call after which the memory is complete
+    for (std::size_t i = 0; i < block_.forward.size(); ++i)
+      for (const ValueId w : block_.forward[i].writes) made[index(block_.alias[index(w)])] = i + 1;
+    std::vector<std::pair<std::size_t, BlockNode>> leaving;
+    std::map<ValueId, std::size_t> back;   // memory -> the copy by which it returns
+    for (const ValueId v : block_.kept) {
+      const ValueId root = block_.alias[index(v)];
+      const bool carried = std::find(block_.inputs.begin() + (block_.inputs.empty() ? 0 : 1), block_.inputs.end(), root) != block_.inputs.end();
+      if (value(root).bytes() < kOffloaded || value(v).always_kept || carried) { stays.push_back(v); continue; }
+      const auto [it, fresh] = back.try_emplace(root, block_.backward.size());
+      if (fresh) {
+        const CommCall out{.collective = Collective::to_host, .group = Group::world, .payload = value(root).bytes()};
+        leaving.emplace_back(made[index(root)], BlockNode{.call = out, .lane = Lane::copy, .reads = {root}, .writes = {}, .weights = {}});
+        const ValueId returned = add_like(block_, root, value(root).name + " (returned)");
+        block_.host += out.payload;
+        CommCall in = out;
+        in.collective = Collective::from_host;
+        block_.backward.push_back({.call = in, .lane = Lane::copy, .reads = {}, .writes = {returned}, .weights = {}});
+      }
+      std::vector<ValueId>& writes = block_.backward[it->second].writes;
+      current_[index(v)] = v == root ? writes.front() : add_like(block_, v, value(v).name + " (returned)", writes.front());
+      if (v != root) writes.push_back(current_[index(v)]);
+    }
+    returns_ = block_.backward.size();
+    block_.kept = std::move(stays);
+    std::stable_sort(leaving.begin(), leaving.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (auto& [after, node] : leaving) block_.forward.insert(block_.forward.begin() + static_cast<std::ptrdiff_t>(after), std::move(node));
+  }
+
+  /// Returns come in the order of their first reader.
+  void order_returns() {
+    std::vector<std::size_t> first(block_.values.size(), block_.backward.size());
+    for (std::size_t i = block_.backward.size(); i-- > returns_;)
+      for (const ValueId r : block_.backward[i].reads) first[index(block_.alias[index(r)])] = i;
+    const auto reader = [&](const BlockNode& n) { return first[index(block_.alias[index(n.writes.front())])]; };
+    std::stable_sort(block_.backward.begin(), block_.backward.begin() + static_cast<std::ptrdiff_t>(returns_), [&](const BlockNode& a, const BlockNode& b) { return reader(a) < reader(b); });
+  }
+
   Recompute recompute_;
   bool split_;
+  bool offload_;
+  std::size_t returns_ = 0;   ///< copies from the host at the head of the backward pass
   Block block_;
   std::vector<GraphNode> nodes_;
   std::vector<bool> carries_, available_;
@@ -307,8 +398,8 @@ class Differentiator {
 
 }  // namespace
 
-Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split) {
-  return Differentiator(std::move(graph), recompute, split).run(needs_input_grad);
+Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split, bool offload) {
+  return Differentiator(std::move(graph), recompute, split, offload).run(needs_input_grad);
 }
 
 }  // namespace moeplan

@@ -70,20 +70,22 @@ bool hash_routed(const LayerSpec& layer) {
 }  // namespace
 
 void compose_embedding(Builder& b, const ModelSpec& m, Stream& stream) {
-  const std::int64_t t = b.tokens();
-  stream.token_ids = b.input("token_ids", {t}, DType::i32, false);
-  const WeightId w = b.weight(WeightClass::embedding, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::none, m.stored.base);
+  const std::int64_t t = b.tokens(), all = b.context().tokens, vocabulary = local(b, m.vocabulary);
+  // Each tensor rank looks up all ids in its part of the vocabulary; the sum over ranks is scattered over their tokens.
+  stream.token_ids = b.input("token_ids", {all}, DType::i32, false);
+  const WeightId w = b.weight(WeightClass::embedding, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::column, m.stored.base);
   std::vector<WeightId> weights{w};
-  for (const WeightId a : b.adapters(w, m.embedding_name, m.vocabulary, m.hidden)) weights.push_back(a);
-  const op::Embedding call{.tokens = t, .vocabulary = m.vocabulary, .hidden = m.hidden, .training = b.training(WeightClass::embedding), .lora_rank = b.lora_rank(WeightClass::embedding),
+  for (const WeightId a : b.adapters(w, m.embedding_name, vocabulary, m.hidden, WeightSplit::row)) weights.push_back(a);
+  const op::Embedding call{.tokens = all, .vocabulary = vocabulary, .hidden = m.hidden, .training = b.training(WeightClass::embedding), .lora_rank = b.lora_rank(WeightClass::embedding),
                            .lora_scale = lora_scale(b, WeightClass::embedding)};
-  stream.x = b.call(call, std::array{stream.token_ids}, weights).front();
+  stream.x = b.leave_tensor_region(b.call(call, std::array{stream.token_ids}, weights).front());
   if (m.learned_positions > 0) {
     const ValueId positions = b.input("positions", {t}, DType::i32, false);
     const WeightId p = b.weight(WeightClass::embedding, m.positions_name, {m.learned_positions, m.hidden}, WeightSplit::none, m.stored.base);
     std::vector<WeightId> position_weights{p};
     for (const WeightId a : b.adapters(p, m.positions_name, m.learned_positions, m.hidden)) position_weights.push_back(a);
     op::Embedding second = call;
+    second.tokens = t;
     second.vocabulary = m.learned_positions;
     stream.x = add(b, stream.x, b.call(second, std::array{positions}, position_weights).front());
   }
@@ -134,19 +136,21 @@ void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t l
     const auto weights = hyper_weights(b, m, call, m.residual_head_name);
     x = b.call(call, std::array{x}, weights).front();
   }
-  x = norm(b, m, x, m.norm_name);
+  x = b.enter_tensor_region(norm(b, m, x, m.norm_name));   // every rank scores all tokens against its part of the vocabulary
   const ValueId labels = b.input("labels", {rows(b, x)}, DType::i32, false);
   const WeightClass cls = m.tied_head ? WeightClass::embedding : WeightClass::head;
-  const WeightId w = m.tied_head ? b.weight(cls, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::none, std::vector<TensorSource>{})
-                                 : b.weight(cls, m.head_name, {m.vocabulary, m.hidden}, WeightSplit::none, m.stored.base);
+  const WeightId w = m.tied_head ? b.weight(cls, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::column, std::vector<TensorSource>{})
+                                 : b.weight(cls, m.head_name, {m.vocabulary, m.hidden}, WeightSplit::column, m.stored.base);
   std::vector<WeightId> weights{w};
-  if (m.head_bias) weights.push_back(b.weight(cls, "lm_head.bias", {m.vocabulary}, WeightSplit::none, m.stored.base));
-  for (const WeightId a : b.adapters(w, m.head_name, m.hidden, m.vocabulary)) weights.push_back(a);
+  if (m.head_bias) weights.push_back(b.weight(cls, "lm_head.bias", {m.vocabulary}, WeightSplit::column, m.stored.base));
+  const std::int64_t vocabulary = local(b, m.vocabulary);
+  for (const WeightId a : b.adapters(w, m.head_name, m.hidden, vocabulary, WeightSplit::none, WeightSplit::column)) weights.push_back(a);
   const std::int64_t t = rows(b, x), chunks = std::max<std::int64_t>(1, loss_chunks);
-  op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = m.vocabulary, .token_chunk = std::max<std::int64_t>(1, (t + chunks - 1) / chunks),
+  op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = vocabulary, .token_chunk = std::max<std::int64_t>(1, (t + chunks - 1) / chunks),
                         .bias = m.head_bias, .training = b.training(cls), .lora_rank = b.lora_rank(cls), .lora_scale = lora_scale(b, cls)};
   call.fused_gradient = call.training == Training::frozen;
-  b.output(b.call(call, std::array{x, labels}, weights).front());
+  // Largest logit, sum of exponentials and the label's logit of each token are summed over the parts of the vocabulary.
+  b.output(b.call(call, std::array{b.sum_statistics(x, 3 * sizeof(float), false), labels}, weights).front());
 }
 
 Stream stream_inputs(Builder& b, const ModelSpec& m, std::int64_t layer) {
