@@ -7,3 +7,9 @@ if(benchmark_FOUND)
     target_compile_definitions(${name}_bench PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
   endforeach()
 endif()
+
+# Memory-bound CUDA kernels; needs no library besides.
+if(TARGET moeplan_cuda)
+  add_executable(elementwise_bench EXCLUDE_FROM_ALL bench/elementwise.cpp)
+  target_link_libraries(elementwise_bench PRIVATE moeplan_cuda)
+endif()
