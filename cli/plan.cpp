@@ -19,6 +19,7 @@ struct PlanOptions {
   std::shared_ptr<ProblemOptions> problem;
   std::string output;
   int top = 5;
+  bool wide = false;
 };
 
 Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
@@ -113,6 +114,7 @@ Output run(const Context& context, const PlanOptions& options) {
   search.pins = options.problem->pinned();
   check_micro_batch(problem, search.pins.micro_batch.value_or(1), "--micro-batch");
   search.top = options.top;
+  search.wide = options.wide;
   search.threads = context.threads;
   search.full_attention_flops = options.problem->flops == "full-attention";
   search.progress = context.show_progress;
@@ -146,6 +148,7 @@ Command plan_command(CLI::App& program) {
   const auto options = std::make_shared<PlanOptions>();
   options->problem = add_problem_options(*app);
   app->add_option("-o,--output", options->output, "write the best plan to this file");
+  app->add_flag("--wide", options->wide, "search more: tensor degrees inside a machine, uneven stages, pieces of the loss");
   app->add_option("--top", options->top, "plans to list (default 5)")->check(CLI::Range(1, 10000));
   return {app, [options](const Context& context) { return run(context, *options); }};
 }

@@ -29,8 +29,8 @@ Found found(const Problem& problem, const Plan& block, const ShardStages& s, std
 }
 
 bool better(const Found& a, const Found& b) {
-  return std::tuple(-a.bin, a.peak, a.tie, -a.throughput, a.block, a.choice.stages, a.choice.dense, a.choice.expert, !a.choice.reshard, a.choice.prefetch, a.choice.virtual_stages) <
-         std::tuple(-b.bin, b.peak, b.tie, -b.throughput, b.block, b.choice.stages, b.choice.dense, b.choice.expert, !b.choice.reshard, b.choice.prefetch, b.choice.virtual_stages);
+  return std::tuple(-a.bin, a.peak, a.tie, -a.throughput, a.block, a.choice.stages, a.choice.dense, a.choice.expert, !a.choice.reshard, a.choice.prefetch, a.choice.loss, a.choice.virtual_stages) <
+         std::tuple(-b.bin, b.peak, b.tie, -b.throughput, b.block, b.choice.stages, b.choice.dense, b.choice.expert, !b.choice.reshard, b.choice.prefetch, b.choice.loss, b.choice.virtual_stages);
 }
 
 void Incumbents::add(const Found& found) {

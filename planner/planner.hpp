@@ -33,6 +33,7 @@ struct Pins {
 struct SearchOptions {
   Pins pins;
   int top = 5;                            ///< plans returned, best first; the Pareto front is returned besides
+  bool wide = false;                      ///< also tensor degrees inside a machine, uneven stages, pieces of the loss
   int threads = 0;                        ///< 0: all cores; the answer does not depend on it
   bool search_offload = false;            ///< host memory is used where it helps
   bool full_attention_flops = false;      ///< MFU convention: count causal attention whole

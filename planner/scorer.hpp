@@ -6,7 +6,9 @@
 ///
 /// Covers 1F1B with whole stages, nothing on the host.
 
+#include <memory>
 #include <optional>
+#include <span>
 
 #include "planner/pipeline_step.hpp"
 #include "planner/shard_table.hpp"
@@ -18,7 +20,13 @@ struct Choice {
   std::size_t stages = 0, dense = 0, expert = 0;
   bool reshard = true;
   std::int64_t prefetch = 1;
+  std::size_t loss = 0;             ///< index into the pieces of the loss
   int virtual_stages = 1;           ///< of the schedules that are priced by the walk alone
+};
+
+/// Least and most that a set of choices needs: P95 peaks. States do not depend on the choice.
+struct PeakRange {
+  std::int64_t states = 0, low = 0, high = 0;
 };
 
 /// Bytes of the fullest stage.
@@ -30,13 +38,17 @@ struct PeakBytes {
 class GroupScorer {
  public:
   /// `block` is the group's representative: micro-batch, recompute, storage and block degrees. Tables must outlive the scorer.
-  GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table);
+  GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table, std::vector<std::int64_t> losses = {});
 
   [[nodiscard]] static bool covers(const Plan& plan);
 
   /// Micro-batches a step and data rank under these stages.
   [[nodiscard]] std::int64_t micro_batches(std::size_t stages) const { return micro_batches_[stages]; }
   [[nodiscard]] PeakBytes memory(const Choice& c);
+  /// Bounds of `memory` over `choices`, which share stages and shards. Never narrower than they.
+  [[nodiscard]] PeakRange range(std::span<const Choice> choices);
+  /// Never more than any `floor` of these stages and shards.
+  [[nodiscard]] Four least_floor(const Choice& c);
   /// Step time. Seconds.
   [[nodiscard]] Four step(const Choice& c);
   /// Same with the micro-batches of a plan as it is given.
@@ -63,8 +75,10 @@ class GroupScorer {
     std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
     std::int64_t crossing = 0;                                ///< bytes of the largest message between stages
     Four exchange;
-    std::array<Transients, 16> transients;
-    std::vector<StageSeconds> floor;                          ///< per stage, nothing gathered
+    std::vector<Transients> transients;                       ///< loss x 16
+    std::vector<std::vector<std::int64_t>> head_kept;         ///< loss x (median, p95), on the last stage
+    std::vector<Four> floor;                                  ///< per loss: without the optimizer
+    Four least_floor;
     bool ready = false, timed = false;
   };
 
@@ -72,6 +86,9 @@ class GroupScorer {
   void price_times();
   void prepare_times(std::size_t stages);
   const Transients& transients(const Choice& c);
+  [[nodiscard]] std::size_t head() const { return shared_.kind_of.back(); }
+  [[nodiscard]] KindPrice held(const PricedKind& kind) const;
+  [[nodiscard]] std::int64_t allocated_to_peak(const Choice& c, std::int64_t allocated) const;
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;
@@ -79,7 +96,10 @@ class GroupScorer {
   bool timed_ = false;
   Plan block_;
   const ShardTable& table_;
-  std::vector<KindPrice> kinds_;
+  std::vector<std::int64_t> losses_;
+  std::vector<std::unique_ptr<Evaluator::Group>> head_groups_;   ///< per further loss
+  std::vector<KindPrice> kinds_, heads_;                    ///< heads_: per loss
+  std::vector<const PricedKind*> priced_heads_;
   std::vector<const PricedKind*> priced_;
   std::vector<StageTable> stage_;
   std::vector<std::int64_t> micro_batches_;

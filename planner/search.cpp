@@ -101,7 +101,7 @@ class Search {
     arena_.execute([&] {
       tbb::parallel_for(std::size_t{0}, example.size(), [&](std::size_t t) {
         const Grid::Block& b = grid_.blocks[example[t]];
-        tables_[t] = shard_table(shared_.shared(), b.plan, grid_.layouts[b.layouts]);
+        tables_[t] = shard_table(shared_.shared(), b.plan, grid_.layouts[b.layouts], grid_.splits);
       });
     });
   }
@@ -128,9 +128,17 @@ class Search {
     }
     for (std::size_t d = 0; d < stages.dense.size(); ++d)
       for (std::size_t e = 0; e < stages.expert.size(); ++e)
-        for (const bool reshard : grid_.reshards)
-          for (const std::int64_t prefetch : grid_.prefetches)
-            if (grid_.distinct(stages.dense[d].gathers || stages.expert[e].gathers, reshard, prefetch)) f(Choice{s, d, e, reshard, prefetch, v});
+        f(leaves(s, d, e, v, stages.dense[d].gathers || stages.expert[e].gathers));
+  }
+
+  /// The distinct choices of these stages and shards.
+  std::vector<Choice> leaves(std::size_t s, std::size_t d, std::size_t e, int v, bool gathers) const {
+    std::vector<Choice> out;
+    for (const bool reshard : grid_.reshards)
+      for (const std::int64_t prefetch : grid_.prefetches)
+        for (std::size_t loss = 0; loss < grid_.losses.size(); ++loss)
+          if (grid_.distinct(gathers, reshard, prefetch)) out.push_back({s, d, e, reshard, prefetch, loss, v});
+    return out;
   }
 
   /// Rules look at stages, batch and blocks, not at how states are sharded: one plan stands for all.
@@ -140,6 +148,7 @@ class Search {
     for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
       if (p.pp == s.pp) { plan.parallelism = p; break; }
     plan.micro_batches = scorer.micro_batches(stages);
+    plan.stage_layers = s.split.stages.empty() ? even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), s.pp) : s.split.stage_layers;
     return scheduled(std::move(plan), v);
   }
 
@@ -147,7 +156,7 @@ class Search {
   Plan scheduled(Plan plan, int v) const {
     plan.schedule = grid_.schedule;
     plan.virtual_stages = v;
-    plan.stage_layers = even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
+    if (v > 1) plan.stage_layers = even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
     return plan;
   }
 
@@ -158,20 +167,22 @@ class Search {
     for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
       if (p.pp == pp)
         for (const bool reshard : grid_.reshards)
-          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch) ? 1 : 0;
+          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch) ? static_cast<std::int64_t>(grid_.losses.size()) : 0;
     return n;
   }
 
   bool group_fits(std::size_t i) {
     Evaluator::Group group(shared_, grid_.blocks[i].plan);
-    GroupScorer scorer(shared_, group, grid_.blocks[i].plan, tables_[table_of_[i]]);
+    GroupScorer scorer(shared_, group, grid_.blocks[i].plan, tables_[table_of_[i]], grid_.losses);
     GroupResult unused;
     bool fits = false;
     const std::int64_t have = problem_.cluster.device.memory.value;
-    each_choice(i, scorer, unused, [&](const Choice& c) {
+    each_choice(i, scorer, unused, [&](const std::vector<Choice>& choices) {
+     for (const Choice& c : choices) {
       if (fits) return;
       if (closed_form()) fits = scorer.memory(c).p95 <= have;
       else if (scorer.memory(c).states <= have) fits = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95.peak().value <= have;
+     }
     });
     return fits;
   }
@@ -196,28 +207,41 @@ class Search {
   GroupResult group(std::size_t i) {
     GroupResult out;
     const Plan& block = grid_.blocks[i].plan;
-    const std::int64_t have = problem_.cluster.device.memory.value;
     out.group = std::make_unique<Evaluator::Group>(shared_, block);
-    GroupScorer scorer(shared_, *out.group, block, tables_[table_of_[i]]);
+    GroupScorer scorer(shared_, *out.group, block, tables_[table_of_[i]], grid_.losses);
     Incumbents best = best_;
-    each_choice(i, scorer, out, [&](const Choice& c) {
-      ++out.searched;
-      if (!closed_form()) { walk(scorer, c, i, out, best); return; }
-      const PeakBytes memory = scorer.memory(c);
-      if (memory.states > have) { ++out.states; out.nearest_states.take(memory.states, i, c); return; }
-      if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
-      ++out.feasible;
-      const ShardStages& s = tables_[table_of_[i]].stages[c.stages];
-      const double tokens = static_cast<double>(block.micro_batch * scorer.micro_batches(c.stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);
-      const Four floor = scorer.floor(c);
-      if (best.hopeless(throughput_bin(tokens / std::max(floor[Lane4::high], floor[Lane4::p95])), memory.p95)) { ++out.bounded; return; }
-      const Four step = scorer.step(c);
-      best.add(moeplan::found(problem_, block, s, i, c, memory, step, scorer.micro_batches(c.stages)));
-    });
+    each_choice(i, scorer, out, [&](const std::vector<Choice>& choices) { decide(scorer, choices, i, out, best); });
     for (const Found& f : best.kept())
       if (f.block == i) out.found.push_back(f);
     if (out.found.empty()) out.group.reset();
     return out;
+  }
+
+  /// All choices of the same stages and shards: at once where their range says enough, else one by one.
+  void decide(GroupScorer& scorer, const std::vector<Choice>& choices, std::size_t i, GroupResult& out, Incumbents& best) {
+    const std::int64_t have = problem_.cluster.device.memory.value;
+    const auto n = static_cast<std::int64_t>(choices.size());
+    const Plan& block = grid_.blocks[i].plan;
+    out.searched += n;
+    if (!closed_form()) {
+      for (const Choice& c : choices) walk(scorer, c, i, out, best);
+      return;
+    }
+    const ShardStages& s = tables_[table_of_[i]].stages[choices.front().stages];
+    const double tokens = static_cast<double>(block.micro_batch * scorer.micro_batches(choices.front().stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);
+    const auto fastest = [&](const Four& floor) { return throughput_bin(tokens / std::max(floor[Lane4::high], floor[Lane4::p95])); };
+    const PeakRange range = scorer.range(choices);
+    if (range.states > have) { out.states += n; out.nearest_states.take(range.states, i, choices.front()); return; }
+    if (range.low > have && range.low >= out.nearest_peak.bytes) { out.peaks += n; return; }
+    if (range.high <= have && best.hopeless(fastest(scorer.least_floor(choices.front())), range.low)) { out.feasible += n; out.bounded += n; return; }
+    for (const Choice& c : choices) {
+      const PeakBytes memory = scorer.memory(c);
+      if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); continue; }
+      ++out.feasible;
+      if (best.hopeless(fastest(scorer.floor(c)), memory.p95)) { ++out.bounded; continue; }
+      const Four step = scorer.step(c);
+      best.add(moeplan::found(problem_, block, s, i, c, memory, step, scorer.micro_batches(c.stages)));
+    }
   }
 
   /// Frees the lowered blocks of groups of which nothing is kept.
@@ -230,12 +254,14 @@ class Search {
 
   Plan plan_of(std::size_t block, const Choice& c) {
     Evaluator::Group group(shared_, grid_.blocks[block].plan);
-    return scheduled(GroupScorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]).plan(c), c.virtual_stages);
+    return scheduled(GroupScorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]], grid_.losses).plan(c), c.virtual_stages);
   }
 
   NearMiss near_miss(const Miss& miss, bool states) {
     const Plan plan = plan_of(miss.block, miss.choice);
-    Evaluator::Group group(shared_, grid_.blocks[miss.block].plan);
+    Plan block = grid_.blocks[miss.block].plan;
+    block.loss_chunks = plan.loss_chunks;
+    Evaluator::Group group(shared_, block);
     return {plan, states ? group.standing(plan) : group.forecast(plan).memory_p95};
   }
 
@@ -278,10 +304,16 @@ class Search {
       tbb::parallel_for(std::size_t{0}, work.size(), [&](std::size_t w) {
         const auto& [block, members] = work[w];
         Evaluator::Group& group = *results_[block].group;
-        const GroupScorer scorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]);
+        const GroupScorer scorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]], grid_.losses);
         for (const std::size_t i : members) {
           out.plans[i].plan = scheduled(scorer.plan(kept[i].choice), kept[i].choice.virtual_stages);
-          out.plans[i].forecast = group.forecast(out.plans[i].plan);
+          if (kept[i].choice.loss == 0) {
+            out.plans[i].forecast = group.forecast(out.plans[i].plan);
+          } else {   // its head is lowered in other pieces
+            Plan other = grid_.blocks[block].plan;
+            other.loss_chunks = out.plans[i].plan.loss_chunks;
+            out.plans[i].forecast = Evaluator::Group(shared_, other).forecast(out.plans[i].plan);
+          }
           add_intervals(out.plans[i].forecast, kept[i].step, problem_);
         }
       });

@@ -24,7 +24,25 @@ Four four(const Estimate& e) { return {{e.median.value, e.median.value, e.low.va
 
 std::int64_t bytes_of(const StateBytes& s) { return (s.weights + s.adapters + s.gradients + s.optimizer).value; }
 
-ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const std::vector<Block>& weights, const Plan& plan, bool expert) {
+/// Sums over the stages of a split.
+void stage(ShardEntry& e, const StageSplit& split) {
+  e.stage_states.assign(split.stages.size(), 0);
+  e.stage_trained.assign(split.stages.size(), 0);
+  const ShardPrices& prices = *e.prices;
+  for (std::size_t s = 0; s < split.stages.size(); ++s) {
+    for (std::size_t kind = 0; kind < prices.states.size(); ++kind) {
+      e.stage_states[s] += split.stages[s].count[kind] * prices.states[kind];
+      e.stage_trained[s] += split.stages[s].count[kind] * prices.trained[kind];
+    }
+  }
+  e.stage_states.front() += prices.idle_states;
+  e.stage_trained.front() += prices.idle_trained;
+}
+
+ShardEntry entry(const Evaluator::Shared& shared, const std::vector<Block>& weights, const Plan& plan, bool expert) {
+  ShardEntry entry_of;
+  auto priced_weights = std::make_shared<ShardPrices>();
+  ShardPrices& out = *priced_weights;
   const Parallelism& par = plan.parallelism;
   const auto collective = [&](Collective c, Group g, Bytes payload) -> Four {
     const GroupShape where = group_shape(g, par);
@@ -32,11 +50,8 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
     return four(shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0));
   };
   const int degree = expert ? par.expert_shard : par.dp_shard * par.cp;
-  ShardEntry out;
-  out.shard = expert ? par.expert_shard : par.dp_shard;
-  out.gathers = degree > 1;
-  out.stage_states.assign(split.stages.size(), 0);
-  out.stage_trained.assign(split.stages.size(), 0);
+  entry_of.shard = expert ? par.expert_shard : par.dp_shard;
+  entry_of.gathers = degree > 1;
   std::vector<std::pair<Bytes, Bytes>> priced;   // per kind: what was gathered and reduced; equal kinds are priced once
   for (const Block& b : weights) {
     const SlotSharding cut = slot_sharding(b, shared.problem, plan);
@@ -54,13 +69,16 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
     }
     priced.push_back(what);
     out.gathered.push_back(cut.gathered.value);
-    const std::size_t kind = out.gathered.size() - 1;
-    for (std::size_t s = 0; s < split.stages.size(); ++s) {
-      out.stage_states[s] += split.stages[s].count[kind] * bytes_of(state);
-      out.stage_trained[s] += split.stages[s].count[kind] * state.trained_elements;
-    }
+    out.states.push_back(bytes_of(state));
+    out.trained.push_back(state.trained_elements);
   }
-  return out;
+  if (!expert) {
+    const StateBytes idle = idle_state(shared.problem, plan);
+    out.idle_states = bytes_of(idle);
+    out.idle_trained = idle.trained_elements;
+  }
+  entry_of.prices = std::move(priced_weights);
+  return entry_of;
 }
 
 /// Layers per stage: as the plan says (virtual stages together), else in equal parts.
@@ -74,7 +92,7 @@ std::vector<std::int64_t> layers_of(const Plan& plan, int pp, std::int64_t layer
 
 }  // namespace
 
-ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const std::vector<Parallelism>& layouts) {
+ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const std::vector<Parallelism>& layouts, const std::map<int, std::vector<std::vector<std::int64_t>>>& splits) {
   const std::vector<Block>& weights = shared.weights.at(weight_key(block));
   const std::vector<Block> dense = part_of(weights, false), expert = part_of(weights, true);
   const auto layers = static_cast<std::int64_t>(shared.outline.kinds.size());
@@ -91,13 +109,27 @@ ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const
     plan.parallelism = p;
     const auto missing = [](const std::vector<ShardEntry>& list, int shard) { return std::none_of(list.begin(), list.end(), [&](const ShardEntry& e) { return e.shard == shard; }); };
     if (missing(stages.dense, p.dp_shard)) {
-      ShardEntry e = entry(shared, stages.split, dense, plan, false);
-      const StateBytes idle = idle_state(shared.problem, plan);
-      e.stage_states.front() += bytes_of(idle);
-      e.stage_trained.front() += idle.trained_elements;
-      stages.dense.push_back(std::move(e));
+      stages.dense.push_back(entry(shared, dense, plan, false));
+      stage(stages.dense.back(), stages.split);
     }
-    if (missing(stages.expert, p.expert_shard)) stages.expert.push_back(entry(shared, stages.split, expert, plan, true));
+    if (missing(stages.expert, p.expert_shard)) {
+      stages.expert.push_back(entry(shared, expert, plan, true));
+      stage(stages.expert.back(), stages.split);
+    }
+  }
+  // Other splits of as many stages: the same weights, dealt out otherwise.
+  const std::size_t even = out.stages.size();
+  for (std::size_t i = 0; i < even; ++i) {
+    const auto others = splits.find(out.stages[i].pp);
+    if (others == splits.end() || out.stages[i].split.stages.empty()) continue;
+    for (const std::vector<std::int64_t>& layers_of_stage : others->second) {
+      if (layers_of_stage == out.stages[i].split.stage_layers) continue;
+      ShardStages other = out.stages[i];
+      other.split = stage_split(shared, layers_of_stage);
+      for (auto* list : {&other.dense, &other.expert})
+        for (ShardEntry& e : *list) stage(e, other.split);
+      out.stages.push_back(std::move(other));
+    }
   }
   std::map<std::int64_t, Four> seconds;   // by elements
   for (ShardStages& s : out.stages) {

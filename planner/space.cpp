@@ -31,12 +31,54 @@ std::int64_t routed_experts(const ModelSpec& model) {
   return experts;
 }
 
+/// Whether `tp` tensor ranks cut every block into parts whose shapes meet.
+bool cuts(const Problem& problem, int tp) {
+  Plan plan;
+  plan.parallelism = {.pp = 1, .tp = tp, .ep = 1, .etp = 1, .dp_shard = 1};
+  plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
+  return problem.workload.sequence_length % tp == 0 && verify(lower_unverified(problem, plan, 0)).empty();
+}
+
+/// The pin; in a wide search degrees up to those of the innermost links.
+std::vector<int> tensor_degrees(const Problem& problem, const SearchOptions& options) {
+  if (options.pins.tp) return {*options.pins.tp};
+  std::vector<int> out{1};
+  if (!options.wide) return out;
+  const std::int64_t span = problem.cluster.tiers.front().span, domain = std::min(span == 0 ? problem.cluster.devices() : span, problem.cluster.devices_per_node);
+  for (int tp = 2; tp <= domain && problem.cluster.devices() % tp == 0; tp *= 2)
+    if (cuts(problem, tp)) out.push_back(tp);
+  return out;
+}
+
+/// Equal parts; in a wide search also those of which the first stage gives away up to 7 layers and the last up to 7, beside embedding and head.
+std::vector<std::vector<std::int64_t>> stage_splits(std::int64_t layers, int pp, bool wide) {
+  std::vector<std::vector<std::int64_t>> out{even_stages(layers, pp)};
+  if (!wide || pp == 1 || pp > layers) return out;
+  for (std::int64_t first = 0; first <= 7; ++first) {
+    for (std::int64_t last = 0; last <= 7; ++last) {
+      std::vector<std::int64_t> split;
+      if (pp == 2) {
+        split = {out.front()[0] - first + last, out.front()[1] + first - last};
+      } else {
+        const std::int64_t each = layers / pp, head = each - first, tail = each - last;
+        split = even_stages(layers - head - tail, pp - 2);
+        split.insert(split.begin(), head);
+        split.push_back(tail);
+      }
+      const bool held = std::all_of(split.begin(), split.end(), [](std::int64_t n) { return n > 0; });
+      if (held && std::find(out.begin(), out.end(), split) == out.end()) out.push_back(std::move(split));
+    }
+  }
+  return out;
+}
+
 /// Degrees this version lowers in the search: tensor, context and expert-tensor parallelism are priced only where pinned.
-std::vector<Parallelism> layouts(const Problem& problem, const Pins& pins) {
+std::vector<Parallelism> layouts(const Problem& problem, const SearchOptions& options) {
+  const Pins& pins = options.pins;
   std::vector<Parallelism> out;
   const std::int64_t world = problem.cluster.devices(), experts = routed_experts(problem.model);
-  for (const int pp : options_of(pins.pp, world)) {
-    const int tp = pins.tp.value_or(1), cp = pins.cp.value_or(1), etp = pins.etp.value_or(1);
+  for (const int pp : options_of(pins.pp, world)) for (const int tp : tensor_degrees(problem, options)) {
+    const int cp = pins.cp.value_or(1), etp = pins.etp.value_or(1);
     const std::int64_t stage = world / pp;
     if (stage % (static_cast<std::int64_t>(tp) * cp) != 0) continue;
     const std::int64_t dp = stage / tp / cp;
@@ -106,7 +148,7 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   const Pins& pins = options.pins;
   if (pins.cp.value_or(1) > 1)
     throw InputError("--cp", fmt::format("{}: context parallelism is not in this version's programs", *pins.cp), "leave --cp at 1; recompute, pipeline stages or more devices make room for long sequences");
-  const std::vector<Parallelism> all = layouts(problem, pins);
+  const std::vector<Parallelism> all = layouts(problem, options);
   if (all.empty()) {
     const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
     throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}", problem.cluster.devices(), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
@@ -125,6 +167,13 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   out.pinned_virtual = pins.virtual_stages.has_value();
   out.pinned_reshard = pins.reshard_after_forward.has_value();
   out.reshards = out.pinned_reshard ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
+  out.losses = {Plan{}.loss_chunks};
+  if (options.wide && out.schedule == Schedule::one_forward_one_backward)
+    for (const std::int64_t pieces : {1, 2, 4, 16, 32, 64}) out.losses.push_back(pieces);
+  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  for (const std::vector<Parallelism>& list : out.layouts)
+    for (const Parallelism& p : list)
+      if (!out.splits.contains(p.pp)) out.splits[p.pp] = stage_splits(layers, p.pp, options.wide && out.schedule == Schedule::one_forward_one_backward);
   out.prefetches = {problem.runtime.prefetch};
   if (pins.prefetch) out.prefetches = {*pins.prefetch};
   else if (problem.runtime.prefetch > 0 && out.schedule == Schedule::one_forward_one_backward) out.prefetches.push_back(0);
@@ -162,12 +211,13 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
         if (!space.holds(p.pp, v, layers)) continue;
         plan.schedule = space.schedule;
         plan.virtual_stages = v;
-        plan.stage_layers = even_stages(layers, p.pp * v);
-        for (const bool reshard : space.reshards) {
+        for (const std::vector<std::int64_t>& split : v > 1 ? std::vector{even_stages(layers, p.pp * v)} : space.splits.at(p.pp)) for (const std::int64_t pieces : space.losses) for (const bool reshard : space.reshards) {
           for (const std::int64_t prefetch : space.prefetches) {
             if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch)) continue;
             plan.reshard_after_forward = reshard;
             plan.prefetch = prefetch;
+            plan.stage_layers = split;
+            plan.loss_chunks = pieces;
             group.plans.push_back(plan);
           }
         }

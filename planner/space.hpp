@@ -1,6 +1,8 @@
 #pragma once
 /// The candidates of a problem, as distinct plans: degrees that fold onto the cluster, micro-batch, recompute, storage.
 
+#include <map>
+
 #include "planner/planner.hpp"
 
 namespace moeplan {
@@ -20,6 +22,8 @@ struct Grid {
   std::vector<std::vector<Parallelism>> layouts;   ///< of equal tensor, context, expert and expert-tensor degrees
   std::vector<bool> reshards;
   std::vector<std::int64_t> prefetches;
+  std::vector<std::int64_t> losses;         ///< pieces of the loss; the first is the blocks' own
+  std::map<int, std::vector<std::vector<std::int64_t>>> splits;   ///< layers per stage, by number of stages
   Schedule schedule = Schedule::one_forward_one_backward;
   std::vector<int> virtual_stages{1};
   bool pinned_virtual = false;

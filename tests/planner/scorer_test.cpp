@@ -80,10 +80,12 @@ INSTANTIATE_TEST_SUITE_P(Models, Scorer,
                          [](const auto& i) { return std::string(std::get<0>(i.param)).substr(0, 4) + std::to_string(std::get<1>(i.param)); });
 
 // Every candidate priced in full, nothing cut off by a bound, kept by the same rule: the same plans in the same order, the same front.
-TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
-  const Problem p = problem("qwen3-30b-a3b", 16);
+class Search : public testing::TestWithParam<bool> {};
+TEST_P(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
   SearchOptions options;
   options.top = 3;
+  options.wide = GetParam();
+  const Problem p = problem("qwen3-30b-a3b", options.wide ? 4 : 16);
   const Grid g = grid(p, options);
   Evaluator shared(p, false);
   for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
@@ -92,17 +94,17 @@ TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
   std::int64_t candidates_all = 0, fit = 0;
   for (std::size_t i = 0; i < g.blocks.size(); ++i) {
     const Grid::Block& b = g.blocks[i];
-    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts]);
+    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts], g.splits);
     Evaluator::Group group(shared, b.plan);
-    GroupScorer scorer(shared, group, b.plan, table);
+    GroupScorer scorer(shared, group, b.plan, table, g.losses);
     for (std::size_t s = 0; s < table.stages.size(); ++s)
       for (std::size_t d = 0; d < table.stages[s].dense.size(); ++d)
         for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
           for (const bool reshard : g.reshards)
-            for (const std::int64_t prefetch : g.prefetches) {
+            for (const std::int64_t prefetch : g.prefetches) for (std::size_t loss = 0; loss < g.losses.size(); ++loss) {
               if (!g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch)) continue;
               ++candidates_all;
-              const Choice c{s, d, e, reshard, prefetch};
+              const Choice c{s, d, e, reshard, prefetch, loss};
               if (first_rejection(p, scorer.plan(c))) continue;
               const PeakBytes memory = scorer.memory(c);
               if (memory.p95 > p.cluster.device.memory.value) continue;
@@ -124,6 +126,29 @@ TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
     if (all.front()[i]) front.push_back(i);
   }
   EXPECT_EQ(answer.pareto, front);
+  // The plans enumerated one by one are as many.
+  std::int64_t plans_all = 0;
+  for (const CandidateGroup& group : candidates(p, options)) plans_all += static_cast<std::int64_t>(group.plans.size());
+  EXPECT_EQ(plans_all, candidates_all);
+}
+INSTANTIATE_TEST_SUITE_P(Spaces, Search, testing::Values(false, true), [](const auto& i) { return i.param ? "Wide" : "Usual"; });
+
+// Uneven stages and pieces of the loss, priced by both roads.
+TEST(WideSearch, ReturnsPlansWhoseForecastsAreTheWalks) {
+  const Problem p = problem("qwen3-30b-a3b", 4);
+  SearchOptions options;
+  options.wide = true;
+  options.top = 20;
+  bool uneven = false, pieces = false;
+  for (const RankedPlan& r : plan(p, options).plans) {
+    uneven = uneven || r.plan.stage_layers != even_stages(48, r.plan.parallelism.pp);
+    pieces = pieces || r.plan.loss_chunks != Plan{}.loss_chunks;
+    const Forecast f = forecast(p, r.plan);
+    EXPECT_EQ(f.memory_p95.peak(), r.forecast.memory_p95.peak());
+    EXPECT_NEAR(f.step_interval.high, r.forecast.step_interval.high, 1e-9 * f.step_interval.high);
+  }
+  EXPECT_TRUE(pieces);
+  EXPECT_TRUE(uneven);
 }
 
 TEST(Intervals, OfAStepAddPricesAndLoadsAsSquares) {
