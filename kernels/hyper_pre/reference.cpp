@@ -60,10 +60,29 @@ Matrix<T> sinkhorn_backward(const std::vector<Matrix<T>>& all, Matrix<T> d) {
   return (d.array() * all.front().array()).matrix();
 }
 
+template <class T>
+void mean_forward(const op::HyperPre& op, const Frame<T>& f) {
+  for (std::int64_t t = 0; t < op.tokens; ++t)
+    for (std::int64_t c = 0; c < op.hidden; ++c) {
+      T sum = 0;
+      for (std::int64_t j = 0; j < op.streams; ++j) sum += f["streams"](t, j * op.hidden + c);
+      f["y"](t, c) = sum / static_cast<T>(op.streams);
+    }
+}
+
+template <class T>
+void mean_backward(const op::HyperPre& op, const Frame<T>& f) {
+  const auto dx = f.d("streams");
+  if (!dx) return;
+  for (std::int64_t t = 0; t < op.tokens; ++t)
+    for (std::int64_t c = 0; c < op.streams * op.hidden; ++c) dx(t, c) = f.d("y")(t, c % op.hidden) / static_cast<T>(op.streams);
+}
+
 }  // namespace
 
 template <class T>
 void forward(const op::HyperPre& op, const Frame<T>& f) {
+  if (op.form == op::HyperForm::mean) return mean_forward(op, f);
   const auto x = f["streams"], fn = f["fn"], y = f["y"], raw = f["raw"], inverse_rms = f["inverse_rms"];
   const std::int64_t m = op.streams, width = m * op.hidden;
   for (std::int64_t t = 0; t < op.tokens; ++t) {
@@ -89,6 +108,7 @@ void forward(const op::HyperPre& op, const Frame<T>& f) {
 
 template <class T>
 void backward(const op::HyperPre& op, const Frame<T>& f) {
+  if (op.form == op::HyperForm::mean) return mean_backward(op, f);
   const auto x = f["streams"], inverse_rms = f["inverse_rms"], dy = f.d("y"), dpost = f.d("post"), dmixing = f.d("mixing");
   const auto dx = f.d("streams"), dfn = f.d("fn"), dbase = f.d("base"), dscale = f.d("scale");
   for (const auto& gradient : {dx, dfn, dbase, dscale})

@@ -130,9 +130,9 @@ void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t l
   ValueId x = stream.x;
   if (m.residual == ResidualKind::attention_residual) x = attention_residual(b, m, x, stream.blocks, m.residual_head_name);
   if (hyper(m)) {
-    op::HyperPre call = hyper_call(b, m, x, op::HyperForm::head);
+    op::HyperPre call = hyper_call(b, m, x, m.residual_head_name.empty() ? op::HyperForm::mean : op::HyperForm::head);
     call.affine = m.hyper_head_affine;
-    const auto weights = hyper_weights(b, m, call, m.residual_head_name);
+    const auto weights = call.form == op::HyperForm::mean ? std::vector<WeightId>{} : hyper_weights(b, m, call, m.residual_head_name);
     x = b.call(call, std::array{x}, weights).front();
   }
   x = b.enter_tensor_region(norm(b, m, x, m.norm_name));

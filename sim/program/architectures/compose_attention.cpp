@@ -73,11 +73,15 @@ ValueId lightning_indices(Builder& b, const ModelSpec& m, const MlaAttention& a,
   const ValueId weights = project(b, m, x, "indexer.weights_proj", i.heads, WeightClass::other);
   op::Indexer call{.tokens = t, .sequence_length = seq, .heads = i.heads, .dim = i.dim, .topk = topk, .key_ratio = 1, .kv_tokens = 0};
   if (pool > 1) {
-    const op::Compress mean{.tokens = t, .sequence_length = seq, .width = i.dim, .ratio = pool, .gated = false};
-    if (mean.rows() > 0) {
-      k = b.call(mean, {k}).front();
+    const WeightId gate = b.weight(WeightClass::other, "indexer.index_kpool_compress_gate", {i.dim, m.hidden}, WeightSplit::none, m.stored.base);
+    const WeightId ape = small(b, "indexer.index_kpool_compress_ape", {pool, i.dim}, WeightSplit::none, m.stored.base);
+    const op::Compress pooled{.tokens = t, .sequence_length = seq, .width = i.dim, .ratio = pool, .training = b.training(WeightClass::other)};
+    const ValueId scores = b.linear(x, gate, i.dim, WeightClass::other, "indexer.index_kpool_compress_gate");
+    const ValueId y = b.call(pooled, {k, scores}, {ape}).front();
+    if (pooled.rows() > 0) {
+      k = y;
       call.key_ratio = pool;
-      call.kv_tokens = mean.rows() * pool;
+      call.kv_tokens = pooled.rows() * pool;
     }
   }
   return b.call(call, {q, k, weights}).front();

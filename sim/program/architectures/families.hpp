@@ -45,5 +45,8 @@ ModelSpec megatron_gpt(const ConfigReader& root);
 std::vector<IdleTensor> moonvit(const ConfigReader& vision, std::int64_t text_hidden);
 std::vector<IdleTensor> qwen_vision(const ConfigReader& vision);
 std::vector<IdleTensor> llama4_vision(const ConfigReader& vision, std::int64_t text_hidden);
+std::vector<IdleTensor> glm_vision(const ConfigReader& vision);
+std::vector<IdleTensor> gemma4_vision(const ConfigReader& vision, std::int64_t text_hidden);
+std::vector<IdleTensor> step3_vision(const ConfigReader& root, const ConfigReader& vision, std::int64_t text_hidden);
 
 }  // namespace moeplan::import

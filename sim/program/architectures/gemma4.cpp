@@ -1,5 +1,5 @@
 /// Gemma-4 with experts: sliding and global GQA of different head sizes (keys are the values on global layers), a dense branch and
-/// experts side by side. Shapes after the public modelling code; the vision tower is not counted.
+/// experts side by side. Shapes after the public modelling code.
 
 #include "sim/program/architectures/families.hpp"
 
@@ -41,8 +41,9 @@ ModelSpec gemma4(const ConfigReader& root) {
   m.renames = {{"moe.gate.weight", "router.proj.weight"}, {"moe.experts.", "experts."}};
   m.embedding_name = "embed_tokens.weight", m.norm_name = "norm", m.layer_prefix = "layers.";
   nest(m, "model.language_model.", false);
-  if (root.has("vision_config")) m.uncovered.push_back("vision tower (its tensors are not known and not counted)");
+  if (const auto vision = root.maybe_section("vision_config")) m.vision = gemma4_vision(*vision, m.hidden);
   if (experts) m.notes.push_back("the norm over dense branch and experts together, and the layer scalars, are counted, not run");
+  note_uncovered(m);
   return m;
 }
 

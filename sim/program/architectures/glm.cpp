@@ -119,7 +119,7 @@ ModelSpec glm5_next(const ConfigReader& root) {
   if (linear.has("gate_lower_bound")) kda.gate_lower_bound = linear.number_or({"gate_lower_bound"}, 0);
   MlaAttention full = mla(text, m);
   full.indexer = indexer(text);
-  if (text.flag({"mhc"}, text.has("hc_mult"))) m.residual = ResidualKind::hyper, m.streams = text.integer({"hc_mult"}, 1, 64), m.residual_head_name = "hc_head.";
+  if (text.flag({"mhc"}, text.has("hc_mult"))) m.residual = ResidualKind::hyper, m.streams = text.integer({"hc_mult"}, 1, 64), m.residual_head_name.clear();
   const auto words = text.words_per_layer({"layer_types"}, layers);
   std::vector<bool> is_full(static_cast<std::size_t>(layers), false);
   for (const auto l : linear.integers({"full_attn_layers"}, 0, layers - 1)) is_full[static_cast<std::size_t>(l)] = true;  // 0-indexed here
@@ -147,8 +147,8 @@ ModelSpec glm5_next(const ConfigReader& root) {
   m.embedding_name = "embed_tokens.weight", m.norm_name = "norm", m.layer_prefix = "layers.";
   nest(m, "model.language_model.", false);
   if (const auto mtp = text.integer_or({"num_nextn_predict_layers"}, 0, 0, 64); mtp > 0) deepseek_mtp(m, mtp, layer(full, true), false);
-  if (root.has("vision_config")) m.uncovered.push_back("vision tower (its tensors are not known and not counted)");
-  if (full.indexer && full.indexer->key_pool > 0) m.notes.push_back("the small tensors of the indexer's key pooling are not known and not counted");
+  if (const auto vision = root.maybe_section("vision_config")) m.vision = glm_vision(*vision);
+  if (full.indexer && full.indexer->key_pool > 0 && !text.flag({"index_kpool_compress"}, true)) text.refuse("index_kpool_compress", "keys pooled without weights are not known here", "true is");
   note_uncovered(m);
   return m;
 }

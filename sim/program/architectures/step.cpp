@@ -40,8 +40,9 @@ ModelSpec step3(const ConfigReader& root) {
     const bool moe_layer = sparse[static_cast<std::size_t>(l)];
     m.layers.push_back(decoder_layer(attention, moe_layer ? step_moe(text, m.hidden, l) : Mixer(dense(text)), "self_attn", moe_layer ? "moe" : "mlp"));
   }
-  if (root.has("vision_config")) m.uncovered.push_back("vision tower (its tensors are not known and not counted)");
+  if (const auto vision = root.maybe_section("vision_config")) m.vision = step3_vision(root, *vision, m.hidden);
   step_names(m);
+  note_uncovered(m);
   return m;
 }
 

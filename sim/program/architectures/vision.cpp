@@ -1,4 +1,5 @@
-/// Vision towers as tensor lists: MoonViT (Kimi-K2.5, K3), Qwen3-VL/3.5, Llama-4. They are counted and resident; no operator reads them.
+/// Vision towers as tensor lists: MoonViT (Kimi-K2.5, K3), Qwen3-VL/3.5, Llama-4, GLM-5.3-Flash, Gemma-4, Step-3. They are counted and
+/// resident; no operator reads them.
 
 #include <fmt/format.h>
 
@@ -86,6 +87,78 @@ std::vector<IdleTensor> llama4_vision(const ConfigReader& v, std::int64_t text_h
   t.add(p + "vision_adapter.mlp.fc1", {input, inner}, false);
   t.add(p + "vision_adapter.mlp.fc2", {projector, input}, false);
   t.add("multi_modal_projector.linear_1", {text_hidden, v.dim_or({"vision_output_dim"}, projector, 1)}, false);
+  return std::move(t.tensors);
+}
+
+/// transformers' glm5_next: gated, clamped MLP, per-head norms of q and k, a convolution that merges patches, a gated merger.
+std::vector<IdleTensor> glm_vision(const ConfigReader& v) {
+  Tower t;
+  const std::int64_t w = v.dim({"hidden_size"}), inner = v.dim({"intermediate_size"}), blocks = v.integer({"depth"}, 1, ImportLimits::layers);
+  const std::int64_t heads = v.dim({"num_heads"}), out = v.dim({"out_hidden_size"}), wide = v.dim({"projection_intermediate_size"});
+  const std::int64_t patch = v.integer({"patch_size"}, 1, 1024), merge = v.integer_or({"spatial_merge_size"}, 2, 1, 64);
+  if (w % heads) v.refuse("num_heads", fmt::format("{} does not divide the width {}", heads, w));
+  const bool bias = v.flag({"attention_bias"}, true);
+  const std::string p = "model.visual.", b = p + "blocks.*.";
+  t.add(p + "patch_embed.proj", {w, v.integer_or({"in_channels"}, 3, 1, 64), v.integer_or({"temporal_patch_size"}, 2, 1, 64), patch, patch}, true);
+  for (const char* name : {"norm1", "norm2"}) t.add(b + name, {w}, false, blocks);
+  t.add(b + "attn.qkv", {3 * w, w}, bias, blocks);
+  t.add(b + "attn.proj", {w, w}, bias, blocks);
+  for (const char* name : {"attn.q_norm", "attn.k_norm"}) t.add(b + name, {w / heads}, false, blocks);
+  for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) t.add(b + name, {inner, w}, bias, blocks);
+  t.add(b + "mlp.down_proj", {w, inner}, bias, blocks);
+  t.add(p + "post_layernorm", {w}, false);
+  t.add(p + "downsample", {out, w, merge, merge}, true);
+  t.add(p + "merger.proj", {out, out}, false);
+  t.add(p + "merger.post_projection_norm", {out}, true);
+  for (const char* name : {"merger.gate_proj", "merger.up_proj"}) t.add(p + name, {wide, out}, false);
+  t.add(p + "merger.down_proj", {out, wide}, false);
+  return std::move(t.tensors);
+}
+
+/// transformers' gemma4: four norms a layer, per-head norms of q and k, a table of positions for each axis.
+std::vector<IdleTensor> gemma4_vision(const ConfigReader& v, std::int64_t text_hidden) {
+  Tower t;
+  const std::int64_t w = v.dim({"hidden_size"}), inner = v.dim({"intermediate_size"}), blocks = v.integer({"num_hidden_layers"}, 1, ImportLimits::layers);
+  const std::int64_t heads = v.dim({"num_attention_heads"}), kv_heads = v.dim_or({"num_key_value_heads"}, heads, 1), d = v.dim({"head_dim"}), patch = v.integer({"patch_size"}, 1, 1024);
+  const std::int64_t q = v.width(heads, d, "num_attention_heads"), kv = v.width(kv_heads, d, "num_key_value_heads");
+  const std::string p = "model.vision_tower.", b = p + "encoder.layers.*.";
+  t.add(p + "patch_embedder.input_proj", {w, 3 * patch * patch}, false);
+  t.tensors.push_back({p + "patch_embedder.position_embedding_table", {2, v.dim({"position_embedding_size"}), w}});
+  for (const char* name : {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}) t.add(b + name, {w}, false, blocks);
+  const auto clipped = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+    t.add(b + name + ".linear", {out, in}, false, blocks);
+    for (const char* end : {".input_min", ".input_max", ".output_min", ".output_max"})
+      if (v.flag({"use_clipped_linears"}, false)) t.tensors.push_back({b + name + end, {1}, blocks});
+  };
+  clipped("self_attn.q_proj", q, w);
+  for (const char* name : {"self_attn.k_proj", "self_attn.v_proj"}) clipped(name, kv, w);
+  clipped("self_attn.o_proj", w, q);
+  for (const char* name : {"self_attn.q_norm", "self_attn.k_norm"}) t.add(b + name, {d}, false, blocks);
+  for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) clipped(name, inner, w);
+  clipped("mlp.down_proj", w, inner);
+  for (const char* name : {"std_bias", "std_scale"})
+    if (v.flag({"standardize"}, false)) t.tensors.push_back({p + name, {w}});
+  t.add("model.embed_vision.embedding_projection", {text_hidden, w}, false);
+  return std::move(t.tensors);
+}
+
+/// The public serving code of step3_vl: norms after the sublayers, a class token, two convolutions that merge patches.
+std::vector<IdleTensor> step3_vision(const ConfigReader& root, const ConfigReader& v, std::int64_t text_hidden) {
+  Tower t;
+  const std::int64_t w = v.dim({"hidden_size"}), inner = v.dim({"intermediate_size"}), blocks = v.integer({"num_hidden_layers"}, 1, ImportLimits::layers);
+  const std::int64_t patch = v.integer({"patch_size"}, 1, 1024), side = v.integer({"image_size"}, 1, 1 << 16) / patch, out = v.dim({"output_hidden_size"});
+  const std::string p = "vision_model.", b = p + "transformer.layers.*.";
+  t.tensors.push_back({p + "embeddings.class_embedding", {1, w}});
+  t.add(p + "embeddings.patch_embedding", {w, v.integer_or({"num_channels"}, 3, 1, 64), patch, patch}, true);
+  t.add(p + "embeddings.position_embedding", {side * side + 1, w}, false);
+  t.add(b + "self_attn.qkv_proj", {3 * w, w}, true, blocks);
+  t.add(b + "self_attn.out_proj", {w, w}, true, blocks);
+  for (const char* name : {"layer_norm1", "layer_norm2"}) t.add(b + name, {w}, true, blocks);
+  t.add(b + "mlp.fc1", {inner, w}, true, blocks);
+  t.add(b + "mlp.fc2", {w, inner}, true, blocks);
+  t.add("vit_downsampler", {out, w, 2, 2}, true);
+  t.add("vit_downsampler2", {2 * out, out, 3, 3}, true);
+  t.add("vit_large_projector", {text_hidden, 2 * out}, root.flag({"projector_bias"}, true));
   return std::move(t.tensors);
 }
 
