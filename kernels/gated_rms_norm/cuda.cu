@@ -1,0 +1,160 @@
+/// RMSNorm with an output gate on the GPU: reference.cpp has the mathematics. Gate first, the gated value is normalised unrounded.
+/// Mapping: a group of threads owns one (row, part of the row) in registers (kernels/base/rows.cuh), blockIdx.y is the part; each byte is
+/// read once. Bytes at n = tokens x hidden: forward 6 n, backward 10 n, and 4 tokens x groups, at the memory's speed.
+
+#include "kernels/base/math.cuh"
+#include "kernels/base/rows.cuh"
+#include "kernels/cuda_frame.hpp"
+
+namespace moeplan::cuda {
+namespace {
+
+struct Arguments {
+  const bf16 *x, *gate, *w, *dy;
+  bf16 *y, *dx, *dgate;
+  float *inverse_rms, *partials;
+  i64 rows, hidden, width;
+  op::GateFunction function;
+  bool gate_first;
+  float epsilon;
+};
+
+template <int V, int K>
+__global__ void __launch_bounds__(most_row_threads) gated_forward(Arguments a, int group) {
+  __shared__ float shared[64];
+  int turn = 0;
+  const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
+  const i64 part = blockIdx.y * a.width;
+  for (i64 base = static_cast<i64>(blockIdx.x) * rows; base < a.rows; base += static_cast<i64>(gridDim.x) * rows) {
+    const i64 row = base + sub, at = row * a.hidden + part;
+    const auto column = [&](int k) { return static_cast<i64>(lane + k * group) * V; };
+    const auto inside = [&](int k) { return row < a.rows && column(k) < a.width; };
+    Pack<bf16, V> x[K], gate[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k)) x[k] = load<V>(a.x + at + column(k)), gate[k] = load<V>(a.gate + at + column(k));
+    float squares[1] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k))
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const float v = a.gate_first ? x[k][j] * gate_dual(a.function, gate[k][j]).value : x[k][j];
+          squares[0] = fmaf(v, v, squares[0]);
+        }
+    group_sum<1>(squares, group, shared, turn);
+    const float r = rsqrtf(squares[0] / static_cast<float>(a.width) + a.epsilon);
+    if (lane == 0 && row < a.rows) a.inverse_rms[row * gridDim.y + blockIdx.y] = r;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = load<V, false>(a.w + part + column(k));
+      float y[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) y[j] = x[k][j] * gate_dual(a.function, gate[k][j]).value * r * w[j];
+      store<V>(a.y + at + column(k), y);
+    }
+  }
+}
+
+template <int V, int K, bool weight>
+__global__ void __launch_bounds__(most_row_threads) gated_backward(Arguments a, int group) {
+  __shared__ float shared[64];
+  int turn = 0;
+  float dw[K][V] = {};
+  const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
+  const i64 part = blockIdx.y * a.width;
+  for (i64 base = static_cast<i64>(blockIdx.x) * rows; base < a.rows; base += static_cast<i64>(gridDim.x) * rows) {
+    const i64 row = base + sub, at = row * a.hidden + part;
+    const auto column = [&](int k) { return static_cast<i64>(lane + k * group) * V; };
+    const auto inside = [&](int k) { return row < a.rows && column(k) < a.width; };
+    Pack<bf16, V> x[K], gate[K], dy[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k)) x[k] = load<V>(a.x + at + column(k)), gate[k] = load<V>(a.gate + at + column(k)), dy[k] = load<V>(a.dy + at + column(k));
+    const float r = row < a.rows ? a.inverse_rms[row * gridDim.y + blockIdx.y] : 0.0f;
+    // v n f(g) = x dy f(g) in both orders: what is normalised, times the gradient that arrives behind the norm.
+    float along[1] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = weight_at<V>(a.w, part + column(k));
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float product = x[k][j] * dy[k][j] * gate_dual(a.function, gate[k][j]).value;
+        along[0] = fmaf(product, w[j], along[0]);
+        if constexpr (weight) dw[k][j] = fmaf(product, r, dw[k][j]);
+      }
+    }
+    if (a.dx == nullptr && a.dgate == nullptr) continue;
+    group_sum<1>(along, group, shared, turn);
+    const float back = along[0] / static_cast<float>(a.width) * r * r;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = weight_at<V>(a.w, part + column(k));
+      float dx[V], dgate[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const Dual g = gate_dual(a.function, gate[k][j]);
+        const float v = a.gate_first ? x[k][j] * g.value : x[k][j], n = a.gate_first ? dy[k][j] : dy[k][j] * g.value;
+        const float dv = r * (w[j] * n - v * back);
+        dx[j] = a.gate_first ? dv * g.value : dv;
+        dgate[j] = g.slope * x[k][j] * (a.gate_first ? dv : dy[k][j] * r * w[j]);
+      }
+      if (a.dx != nullptr) store<V>(a.dx + at + column(k), dx);
+      if (a.dgate != nullptr) store<V>(a.dgate + at + column(k), dgate);
+    }
+  }
+  if constexpr (weight) write_partial<V, K>(dw, a.partials + blockIdx.x * a.hidden + part, a.width, group);
+}
+
+Arguments arguments(const op::GatedRmsNorm& op, const Frame& f) {
+  return {f["x"].as<bf16>(), f["gate"].as<bf16>(), f["w"].as<bf16>(), f.d("y").as<bf16>(), f["y"].as<bf16>(), f.d("x").as<bf16>(), f.d("gate").as<bf16>(),
+          f["inverse_rms"].as<float>(), f.scratch<float>(), op.tokens, op.hidden, op.hidden / op.groups, op.gate, op.gate_first, static_cast<float>(op.epsilon)};
+}
+RowPlan plan_of(const op::GatedRmsNorm& op, const Arguments& a) {
+  return row_plan(op.kind, a.width, a.width % 8 == 0 && aligned({a.x, a.gate, a.w, a.dy, a.y, a.dx, a.dgate}));
+}
+std::string shape(const op::GatedRmsNorm& op) {
+  return "tokens=" + std::to_string(op.tokens) + " hidden=" + std::to_string(op.hidden) + " groups=" + std::to_string(op.groups);
+}
+
+}  // namespace
+
+void forward(const op::GatedRmsNorm& op, const Frame& f) {
+  if (op.tokens == 0) return;
+  const Arguments a = arguments(op, f);
+  const RowPlan plan = plan_of(op, a);
+  const dim3 blocks(row_blocks(plan, op.tokens), static_cast<unsigned>(op.groups));
+  with_packs(plan, [&]<int V, int K>() { gated_forward<V, K><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group); });
+  kernels::check_launch("gated_rms_norm forward", shape(op));
+}
+
+void backward(const op::GatedRmsNorm& op, const Frame& f) {
+  const Arguments a = arguments(op, f);
+  bf16* dw = f.d("w").as<bf16>();
+  unsigned rows = 0;
+  if (op.tokens > 0) {
+    const RowPlan plan = plan_of(op, a);
+    rows = row_blocks(plan, op.tokens, dw != nullptr);
+    const dim3 blocks(rows, static_cast<unsigned>(op.groups));
+    with_packs(plan, [&]<int V, int K>() {
+      if (dw) gated_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
+      else gated_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
+    });
+    kernels::check_launch("gated_rms_norm backward", shape(op));
+  }
+  if (dw) sum_partials(rows, op.hidden, a.partials, dw, f.stream());
+}
+
+std::string refusal(const op::GatedRmsNorm& op) {
+  if (op.hidden % op.groups != 0) return std::to_string(op.hidden) + " columns do not divide into " + std::to_string(op.groups) + " groups";
+  if (op.groups > 65535) return std::to_string(op.groups) + " groups are more than the 65535 that a launch takes";
+  return {};
+}
+std::int64_t scratch(const op::GatedRmsNorm& op, Pass pass, Wants wants) {
+  return pass == Pass::backward && wants.weight_grad && op.training == Training::full ? 4 * most_partials * op.hidden : 0;
+}
+
+}  // namespace moeplan::cuda

@@ -1,0 +1,155 @@
+/// LayerNorm on the GPU: reference.cpp has the mathematics; the variance is summed from differences to the mean, as there.
+/// Mapping: a group of threads owns a row in registers (kernels/base/rows.cuh); each byte is read once. Bytes at n = tokens x hidden:
+/// forward 4 n, backward 6 n, and 8 tokens, at the memory's speed. Partial rows of dw and db: at most 2 x 264 x hidden fp32.
+
+#include "kernels/base/rows.cuh"
+#include "kernels/cuda_frame.hpp"
+#include "kernels/layer_norm/op.hpp"
+
+namespace moeplan::cuda {
+namespace {
+
+struct Arguments {
+  const bf16 *x, *w, *b, *dy;
+  bf16 *y, *dx;
+  float *mean, *inverse_std, *partials;
+  i64 rows, width;
+  float epsilon;
+};
+
+template <int V, int K>
+__global__ void __launch_bounds__(most_row_threads) layer_forward(Arguments a, int group) {
+  __shared__ float shared[64];
+  int turn = 0;
+  const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
+  for (i64 base = static_cast<i64>(blockIdx.x) * rows; base < a.rows; base += static_cast<i64>(gridDim.x) * rows) {
+    const i64 row = base + sub, at = row * a.width;
+    const auto column = [&](int k) { return static_cast<i64>(lane + k * group) * V; };
+    const auto inside = [&](int k) { return row < a.rows && column(k) < a.width; };
+    Pack<bf16, V> x[K];
+    float sum[1] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k)) x[k] = load<V>(a.x + at + column(k));
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k))
+#pragma unroll
+        for (int j = 0; j < V; ++j) sum[0] += x[k][j];
+    group_sum<1>(sum, group, shared, turn);
+    const float mean = sum[0] / static_cast<float>(a.width);
+    float squares[1] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k))
+#pragma unroll
+        for (int j = 0; j < V; ++j) squares[0] = fmaf(x[k][j] - mean, x[k][j] - mean, squares[0]);
+    group_sum<1>(squares, group, shared, turn);
+    const float r = rsqrtf(squares[0] / static_cast<float>(a.width) + a.epsilon);
+    if (lane == 0 && row < a.rows) a.mean[row] = mean, a.inverse_std[row] = r;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = load<V, false>(a.w + column(k));
+      float y[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) y[j] = (x[k][j] - mean) * r * w[j];
+      if (a.b != nullptr) {
+        const auto b = load<V, false>(a.b + column(k));
+#pragma unroll
+        for (int j = 0; j < V; ++j) y[j] += b[j];
+      }
+      store<V>(a.y + at + column(k), y);
+    }
+  }
+}
+
+template <int V, int K, bool weight>
+__global__ void __launch_bounds__(most_row_threads) layer_backward(Arguments a, int group) {
+  __shared__ float shared[128];
+  int turn = 0;
+  float dw[K][V] = {}, db[K][V] = {};
+  const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
+  for (i64 base = static_cast<i64>(blockIdx.x) * rows; base < a.rows; base += static_cast<i64>(gridDim.x) * rows) {
+    const i64 row = base + sub, at = row * a.width;
+    const auto column = [&](int k) { return static_cast<i64>(lane + k * group) * V; };
+    const auto inside = [&](int k) { return row < a.rows && column(k) < a.width; };
+    Pack<bf16, V> x[K], dy[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+      if (inside(k)) x[k] = load<V>(a.x + at + column(k)), dy[k] = load<V>(a.dy + at + column(k));
+    const float mean = row < a.rows ? a.mean[row] : 0.0f, r = row < a.rows ? a.inverse_std[row] : 0.0f;
+    float sums[2] = {};   // of w dy, and of n w dy
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = weight_at<V>(a.w, column(k));
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float n = (x[k][j] - mean) * r, g = w[j] * dy[k][j];
+        sums[0] += g, sums[1] = fmaf(n, g, sums[1]);
+        if constexpr (weight) dw[k][j] = fmaf(dy[k][j], n, dw[k][j]), db[k][j] += dy[k][j];
+      }
+    }
+    if (a.dx == nullptr) continue;
+    group_sum<2>(sums, group, shared, turn);
+    const float sum = sums[0] / static_cast<float>(a.width), along = sums[1] / static_cast<float>(a.width);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!inside(k)) continue;
+      const auto w = weight_at<V>(a.w, column(k));
+      float dx[V];
+#pragma unroll
+      for (int j = 0; j < V; ++j) dx[j] = r * (w[j] * dy[k][j] - sum - (x[k][j] - mean) * r * along);
+      store<V>(a.dx + at + column(k), dx);
+    }
+  }
+  if constexpr (weight) {
+    write_partial<V, K>(dw, a.partials + blockIdx.x * a.width, a.width, group);
+    write_partial<V, K>(db, a.partials + (most_partials + blockIdx.x) * a.width, a.width, group);
+  }
+}
+
+Arguments arguments(const op::LayerNorm& op, const Frame& f) {
+  return {f["x"].as<bf16>(), f["w"].as<bf16>(), f["b"].as<bf16>(), f.d("y").as<bf16>(), f["y"].as<bf16>(), f.d("x").as<bf16>(), f["mean"].as<float>(),
+          f["inverse_std"].as<float>(), f.scratch<float>(), op.tokens, op.hidden, static_cast<float>(op.epsilon)};
+}
+RowPlan plan_of(const op::LayerNorm& op, const Arguments& a) {
+  return row_plan(op.kind, op.hidden, op.hidden % 8 == 0 && aligned({a.x, a.w, a.b, a.dy, a.y, a.dx}));
+}
+std::string shape(const op::LayerNorm& op) { return "tokens=" + std::to_string(op.tokens) + " hidden=" + std::to_string(op.hidden); }
+
+}  // namespace
+
+void forward(const op::LayerNorm& op, const Frame& f) {
+  if (op.tokens == 0) return;
+  const Arguments a = arguments(op, f);
+  const RowPlan plan = plan_of(op, a);
+  with_packs(plan, [&]<int V, int K>() { layer_forward<V, K><<<row_blocks(plan, op.tokens), plan.threads, 0, f.stream()>>>(a, plan.group); });
+  kernels::check_launch("layer_norm forward", shape(op));
+}
+
+void backward(const op::LayerNorm& op, const Frame& f) {
+  const Arguments a = arguments(op, f);
+  bf16 *dw = f.d("w").as<bf16>(), *db = f.d("b").as<bf16>();
+  const bool weight = dw || db;
+  unsigned blocks = 0;
+  if (op.tokens > 0) {
+    const RowPlan plan = plan_of(op, a);
+    blocks = row_blocks(plan, op.tokens, weight);
+    with_packs(plan, [&]<int V, int K>() {
+      if (weight) layer_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
+      else layer_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
+    });
+    kernels::check_launch("layer_norm backward", shape(op));
+  }
+  if (dw) sum_partials(blocks, op.hidden, a.partials, dw, f.stream());
+  if (db) sum_partials(blocks, op.hidden, a.partials + most_partials * op.hidden, db, f.stream());
+}
+
+std::string refusal(const op::LayerNorm&) { return {}; }
+std::int64_t scratch(const op::LayerNorm& op, Pass pass, Wants wants) {
+  return pass == Pass::backward && wants.weight_grad && op.training == Training::full ? 8 * most_partials * op.hidden : 0;
+}
+
+}  // namespace moeplan::cuda

@@ -1,0 +1,185 @@
+#pragma once
+/// How block-quantised matrices lie in device memory: the payload row by row, then the scales, together the bytes of `stored_bytes`.
+///   fp8     E4M3, a byte a value;   scales f32 [ceil(rows / 128), ceil(columns / 128)]     value = code scale
+///   mxfp4   E2M1, two a byte;       scales E8M0 [rows, ceil(columns / 32)]                 value = code 2^(scale - 127)
+///   nvfp4   E2M1, two a byte;       scales E4M3 [rows, ceil(columns / 16)]
+///   int8    two's complement;       scales bf16 [rows]
+///   int4    code + 8, two a byte;   scales bf16 [rows, ceil(columns / 32)]
+/// Two a byte: the even column in the low nibble (OCP Microscaling v1.0, gpt-oss); a row starts on a byte of its own. nf4 is not here.
+
+#include <cuda_fp8.h>
+
+#include "core/dtype.hpp"
+#include "kernels/base/pack.cuh"
+
+namespace moeplan::cuda {
+
+struct Stored {
+  DType type;
+  i64 rows, columns;
+
+  __host__ __device__ bool nibbles() const { return type == DType::mxfp4 || type == DType::nvfp4 || type == DType::int4; }
+  __host__ __device__ i64 row_bytes() const { return nibbles() ? (columns + 1) / 2 : columns; }
+  __host__ __device__ i64 payload() const { return rows * row_bytes(); }
+  /// Columns that share a scale.
+  __host__ __device__ i64 block() const {
+    if (type == DType::fp8) return 128;
+    if (type == DType::int8) return columns;
+    return type == DType::nvfp4 ? 16 : 32;
+  }
+  __host__ __device__ int scale_bytes() const {
+    if (type == DType::fp8) return 4;
+    return type == DType::int8 || type == DType::int4 ? 2 : 1;
+  }
+  /// Byte of the scale of (row, column).
+  __host__ __device__ i64 scale_at(i64 row, i64 column) const {
+    const i64 across = (columns + block() - 1) / block();
+    return payload() + ((type == DType::fp8 ? row / 128 : row) * across + column / block()) * scale_bytes();
+  }
+};
+
+/// Codes: the payload of a value that has already been divided by its scale.
+__device__ __forceinline__ std::uint32_t e4m3_of(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
+__device__ __forceinline__ float from_e4m3(std::uint32_t code) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
+}
+/// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code, larger ones 6.
+__device__ __forceinline__ std::uint32_t e2m1_of(float v) {
+  const float a = fabsf(v);
+  const std::uint32_t code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+  return code | (v < 0 ? 8u : 0u);
+}
+__device__ __forceinline__ float from_e2m1(std::uint32_t code) {
+  const std::uint32_t exponent = code >> 1 & 3u, mantissa = code & 1u;
+  const float a = exponent == 0 ? 0.5f * static_cast<float>(mantissa)
+                                : __uint_as_float((exponent + 126u) << 23 | mantissa << 22);
+  return code & 8u ? -a : a;
+}
+
+/// A scale as it is stored, from its block's largest magnitude: the bits, its value, and what values are multiplied with to become codes.
+struct Scale {
+  std::uint32_t bits;
+  float inverse;
+};
+__device__ __forceinline__ Scale scale_of(DType type, float most) {
+  const auto bf16_of = [](float v) { return static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16(v))); };
+  // A scale below fp32's normal numbers has no finite inverse: its block becomes zeros.
+  const auto inverse_of = [](float scale) { return scale >= 1.17549435e-38f ? 1.0f / scale : 0.0f; };
+  switch (type) {
+    case DType::fp8: {
+      const float scale = most / 448.0f;
+      return {__float_as_uint(scale), inverse_of(scale)};
+    }
+    case DType::mxfp4: {   // 2^(floor(log2 most) - 2), no less than 2^-127
+      const std::uint32_t exponent = __float_as_uint(most) >> 23, bits = exponent > 2 ? exponent - 2 : 0;
+      return {bits, __uint_as_float((254u - bits) << 23)};
+    }
+    case DType::nvfp4: {
+      const std::uint32_t bits = e4m3_of(most / 6.0f);
+      return {bits, inverse_of(from_e4m3(bits))};
+    }
+    default: {
+      const std::uint32_t bits = bf16_of(most / (type == DType::int8 ? 127.0f : 7.0f));
+      return {bits, inverse_of(__uint_as_float(bits << 16))};
+    }
+  }
+}
+__device__ __forceinline__ float value_of_scale(DType type, std::uint32_t bits) {
+  switch (type) {
+    case DType::fp8: return __uint_as_float(bits);
+    case DType::mxfp4: return __uint_as_float(bits == 0 ? 0x00400000u : bits << 23);
+    case DType::nvfp4: return from_e4m3(bits);
+    default: return __uint_as_float(bits << 16);
+  }
+}
+
+__device__ __forceinline__ std::uint32_t code_of(DType type, float divided) {
+  switch (type) {
+    case DType::fp8: return e4m3_of(divided);
+    case DType::int8: return static_cast<std::uint32_t>(static_cast<int>(rintf(fminf(fmaxf(divided, -127.0f), 127.0f)))) & 255u;
+    case DType::int4: return static_cast<std::uint32_t>(static_cast<int>(rintf(fminf(fmaxf(divided, -7.0f), 7.0f))) + 8);
+    default: return e2m1_of(divided);
+  }
+}
+__device__ __forceinline__ float value_of_code(DType type, std::uint32_t code) {
+  switch (type) {
+    case DType::fp8: return from_e4m3(code);
+    case DType::int8: return static_cast<float>(static_cast<std::int8_t>(code));
+    case DType::int4: return static_cast<float>(static_cast<int>(code) - 8);
+    default: return from_e2m1(code);
+  }
+}
+
+/// Scales lie behind a payload of any number of bytes: read and written byte by byte where they are not aligned.
+__device__ __forceinline__ std::uint32_t read_bits(const std::uint8_t* p, int bytes) {
+  if (bytes == 1) return *p;
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (bytes == 2) return address % 2 == 0 ? *reinterpret_cast<const std::uint16_t*>(p) : p[0] | static_cast<std::uint32_t>(p[1]) << 8;
+  if (address % 4 == 0) return *reinterpret_cast<const std::uint32_t*>(p);
+  return p[0] | static_cast<std::uint32_t>(p[1]) << 8 | static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;
+}
+__device__ __forceinline__ void write_bits(std::uint8_t* p, std::uint32_t bits, int bytes) {
+  for (int b = 0; b < bytes; ++b) p[b] = static_cast<std::uint8_t>(bits >> 8 * b);
+}
+
+/// Writes the codes of 8 neighbouring columns from `column` (a multiple of 8) on; columns past the end are left out.
+__device__ __forceinline__ void write_codes(const Stored& s, std::uint8_t* data, i64 row, i64 column, const std::uint32_t (&code)[8], bool wide) {
+  std::uint8_t* to = data + row * s.row_bytes() + (s.nibbles() ? column / 2 : column);
+  if (s.nibbles()) {
+    std::uint32_t all = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) all |= code[j] << 4 * j;
+    if (wide) {
+      *reinterpret_cast<std::uint32_t*>(to) = all;
+      return;
+    }
+    for (int b = 0; b < 4; ++b)
+      if (column + 2 * b < s.columns) to[b] = static_cast<std::uint8_t>(column + 2 * b + 1 < s.columns ? all >> 8 * b : (all >> 8 * b) & 15u);
+    return;
+  }
+  if (wide) {
+    *reinterpret_cast<uint2*>(to) =
+        make_uint2(code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24, code[4] | code[5] << 8 | code[6] << 16 | code[7] << 24);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+    if (column + j < s.columns) to[j] = static_cast<std::uint8_t>(code[j]);
+}
+__device__ __forceinline__ void read_codes(const Stored& s, const std::uint8_t* data, i64 row, i64 column, std::uint32_t (&code)[8], bool wide) {
+  const std::uint8_t* from = data + row * s.row_bytes() + (s.nibbles() ? column / 2 : column);
+  if (s.nibbles()) {
+    std::uint32_t all = 0;
+    if (wide) {
+      all = __ldcs(reinterpret_cast<const std::uint32_t*>(from));
+    } else {
+      for (int b = 0; b < 4; ++b)
+        if (column + 2 * b < s.columns) all |= static_cast<std::uint32_t>(from[b]) << 8 * b;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) code[j] = all >> 4 * j & 15u;
+  } else if (wide) {
+    const uint2 q = __ldcs(reinterpret_cast<const uint2*>(from));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) code[j] = (j < 4 ? q.x : q.y) >> (j % 4 * 8) & 255u;
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) code[j] = column + j < s.columns ? from[j] : 0u;
+  }
+}
+
+/// 8 plain values from `column` on; past the end zeros.
+template <class T>
+__device__ __forceinline__ void read_plain(const T* x, i64 row, i64 column, i64 columns, bool wide, float (&out)[8]) {
+  const T* from = x + row * columns + column;
+  if (wide) {
+    const auto v = load<8>(from);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] = v[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out[j] = column + j < columns ? widened(from[j]) : 0.0f;
+  }
+}
+
+}  // namespace moeplan::cuda

@@ -1,0 +1,86 @@
+/// \file
+/// Shapes for the CUDA kernels beside each operator's own `cases()`: every mapping (part of a warp, warp, block), widths that are no multiple
+/// of 8, single elements, real widths, more rows than blocks that write partial sums.
+#pragma once
+
+#include <vector>
+
+#include "kernels/catalogue.hpp"
+
+namespace moeplan::test {
+
+inline std::vector<Op> norm_cases() {
+  using namespace op;
+  constexpr auto full = Training::full;
+  return {RmsNorm{1, 3}, RmsNorm{3, 7168, true, true, full, true}, RmsNorm{2, 16384}, RmsNorm{5, 4095, true, true, full}, RmsNorm{301, 128, false, true, full},
+          RmsNorm{70, 264, true, true, full}, RmsNorm{9, 2056, true}, RmsNorm{600, 8, false, true, full}, RmsNorm{300, 1024, false, true, full}, RmsNorm{2113, 33, false, true, full},
+          RmsNorm{17, 2304, true, false},
+          GatedRmsNorm{301, 128, 1, GateFunction::silu, false, full}, GatedRmsNorm{19, 4096, 8, GateFunction::silu, true, full}, GatedRmsNorm{5, 7168, 1, GateFunction::sigmoid, true, full},
+          GatedRmsNorm{290, 264, 1, GateFunction::identity, false, full}, GatedRmsNorm{4, 3001, 1, GateFunction::sigmoid}, GatedRmsNorm{33, 63, 7, GateFunction::sigmoid, false, full},
+          LayerNorm{301, 128, true, full}, LayerNorm{7, 7168, true, full}, LayerNorm{5, 4095, false, full}, LayerNorm{2, 1}, LayerNorm{70, 264, true, full}, LayerNorm{300, 1032},
+          AttentionResidual{70, 264, 3, full}, AttentionResidual{7, 7168, 8}, AttentionResidual{301, 8, 2, full}, AttentionResidual{5, 7168, 16, full}, AttentionResidual{3, 1001, 2, full},
+          HyperExpand{33, 264, 4}, HyperExpand{3, 257, 3}};
+}
+
+inline std::vector<Op> pointwise_cases() {
+  using namespace op;
+  std::vector<Op> out{Add{1, 1}, Add{3, 7}, Add{1030, 257, true, 0.22}, Add{40, 7168}};
+  for (const Activation activation : {Activation::silu, Activation::gelu, Activation::relu2, Activation::situ, Activation::clamped_swiglu})
+    for (const bool interleaved : {false, true}) {
+      out.emplace_back(Glu{13, 264, activation, interleaved, false, 4, 25, 1.702, 0.7});
+      out.emplace_back(Glu{3, 33, activation, interleaved, false, 0.3, 0.2, 1.702, 0.7});
+    }
+  out.emplace_back(Glu{2, 1});
+  for (const Function function : {Function::silu, Function::gelu, Function::relu2, Function::sigmoid, Function::tanh})
+    for (const DType output : {DType::bf16, DType::f32}) out.emplace_back(Activate{13, 517, function, output});
+  for (const DType from : {DType::f32, DType::bf16, DType::f16})
+    for (const DType to : {DType::f32, DType::bf16, DType::f16}) out.emplace_back(Cast{13, 517, from, to});
+  for (const Op& each : std::vector<Op>{MulGate{301, 7168, 1}, MulGate{33, 8192, 64}, MulGate{9, 24, 8}, MulGate{5, 4095, 1}, MulGate{70, 264, 264}, MulGate{5, 257, 257, GateFunction::silu, DType::f32},
+                                        MulGate{65, 1024, 4, GateFunction::identity, DType::f32}, Split{301, 64, 128, 64}, Split{33, 1, 4096, 512, 64}, Split{5, 3, 7, 9, 1, 2}, Join{301, 64, 128, 64},
+                                        Join{33, 3, 5, 11}})
+    out.push_back(each);
+  return out;
+}
+
+inline std::vector<Op> rope_cases() {
+  using op::Rope;
+  std::vector<Op> out;
+  for (const bool trailing : {false, true})
+    for (const bool interleaved : {false, true}) {
+      out.emplace_back(Rope{.tokens = 33, .heads = 64, .head_dim = 192, .rotary_dim = 64, .sequence_length = 20, .trailing = trailing, .interleaved = interleaved});
+      out.emplace_back(Rope{.tokens = 50, .heads = 3, .head_dim = 20, .rotary_dim = 6, .sequence_length = 9, .positions = true, .trailing = trailing, .interleaved = interleaved});
+      out.emplace_back(Rope{.tokens = 200, .heads = 1, .head_dim = 64, .rotary_dim = 64, .sequence_length = 200, .positions = true, .trailing = trailing, .interleaved = interleaved});
+    }
+  out.emplace_back(Rope{.tokens = 7, .heads = 8, .head_dim = 128, .rotary_dim = 128, .sequence_length = 4096, .positions = true, .yarn_factor = 40, .yarn_original = 4096, .magnitude = 1.2});
+  out.emplace_back(Rope{.tokens = 5, .heads = 2, .head_dim = 512, .rotary_dim = 512, .sequence_length = 5, .inverse = true});
+  out.emplace_back(Rope{.tokens = 5, .heads = 1, .head_dim = 2, .rotary_dim = 2, .sequence_length = 5});
+  return out;
+}
+
+inline std::vector<Op> state_cases() {
+  using namespace op;
+  constexpr auto full = Training::full;
+  std::vector<Op> out{Embedding{1000, 7, 264, full}, Embedding{300, 1, 40, full}, Embedding{257, 1000, 1000, full, 0, 3}, Embedding{3, 5, 1, full}, Embedding{40, 11, 7168},
+                      GradNorm{(1 << 20) | 3}, GradNorm{100001, DType::bf16}, GradNorm{1}, GradNorm{8},
+                      AdamW{100003}, AdamW{4096, OptimizerKind::adamw, DType::bf16, DType::f32}, AdamW{256, OptimizerKind::adamw, DType::f32, DType::f32}, AdamW{1},
+                      AdamW{100003, OptimizerKind::adamw8bit}, AdamW{512, OptimizerKind::adamw8bit, DType::bf16, DType::bf16}, AdamW{1, OptimizerKind::adamw8bit},
+                      ShortConv{.tokens = 200, .sequence_length = 77, .channels = 264}, ShortConv{.tokens = 129, .sequence_length = 129, .channels = 16, .bias = true, .training = full},
+                      ShortConv{.tokens = 300, .sequence_length = 60, .channels = 264, .bias = true, .packed_sequences = 5, .training = full},
+                      ShortConv{.tokens = 259, .sequence_length = 259, .channels = 21, .taps = 3, .training = full}, ShortConv{.tokens = 33, .sequence_length = 1, .channels = 8, .taps = 2, .training = full},
+                      ShortConv{.tokens = 130, .sequence_length = 33, .channels = 36, .silu = false, .training = full}, ShortConv{.tokens = 66, .sequence_length = 32, .channels = 8, .silu = false},
+                      ShortConv{.tokens = 1, .sequence_length = 1, .channels = 1, .taps = 1}};
+  return out;
+}
+
+inline std::vector<Op> stored_cases() {
+  std::vector<Op> out;
+  for (const DType type : {DType::fp8, DType::mxfp4, DType::nvfp4, DType::int8, DType::int4}) {
+    for (const op::Quantise& each : {op::Quantise{130, 257, DType::bf16, type}, op::Quantise{300, 1024, DType::bf16, type}, op::Quantise{3, 40, DType::f32, type}, op::Quantise{1, 1, DType::bf16, type}})
+      out.emplace_back(each);
+    for (const op::Dequantise& each : {op::Dequantise{130, 257, type}, op::Dequantise{300, 1024, type}, op::Dequantise{3, 40, type, DType::f32}, op::Dequantise{1, 1, type}})
+      out.emplace_back(each);
+  }
+  return out;
+}
+
+}  // namespace moeplan::test

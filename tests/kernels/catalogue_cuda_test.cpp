@@ -1,0 +1,249 @@
+/// \file
+/// One typed test over every operator of the CUDA backend: each case, forward and backward, against the CPU reference in double on inputs
+/// rounded to their storage types; with aligned and with shifted views; nothing written beside the outputs; 20 replays equal to the bit.
+/// Without a GPU each is skipped by its operator's name.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/quantise/rounding.hpp"
+#include "tests/kernels/call_data.hpp"
+#include "tests/kernels/catalogue_cuda_cases.hpp"
+#include "tests/kernels/device_call.hpp"
+#include "tests/kernels/stored_formats.hpp"
+
+namespace moeplan {
+namespace {
+
+using test::CallData;
+using test::DeviceCall;
+using test::Raw;
+
+std::vector<Op> cuda_cases() {
+  std::vector<Op> out;
+  const auto add = [&](const std::vector<Op>& more) {
+    for (const Op& op : more)
+      if (cuda::refusal(op).empty()) out.push_back(op);
+  };
+  add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases());
+  return out;
+}
+
+std::string case_name(const testing::TestParamInfo<Op>& info) { return std::string(kind(info.param)) + "_" + std::to_string(info.index); }
+std::size_t elements(const Operand& o) { return static_cast<std::size_t>(o.shape.elements()); }
+bool read(const Operand& o) { return o.role == Role::input || o.role == Role::index || o.role == Role::weight; }
+bool wanted(const Operand& o, Wants wants) {
+  return (o.role == Role::input && wants.input_grad) || (o.role == Role::weight && o.trained && wants.weight_grad);
+}
+
+/// Numbers rounded to the storage type.
+void round_to(DType type, std::vector<double>& values, std::size_t count) {
+  if (!test::plain(type)) return;
+  const auto rounded = test::numbers(type, test::stored(type, values, count));
+  std::copy(rounded.begin(), rounded.end(), values.begin());
+}
+
+CallData<double> inputs_of(const Op& op) {
+  const Operands list = operands(op);
+  CallData<double> data = test::random_inputs(op, 7);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list[i].name == "positions")
+      for (std::size_t e = 0; e < data.buffers[i].size(); ++e) data.buffers[i][e] = static_cast<double>(e * 104729 % 1000003);   // far positions need exact angles
+    if (read(list[i])) round_to(list[i].dtype, data.buffers[i], elements(list[i]));
+  }
+  return data;
+}
+
+/// What rounding to the type and sums in fp32 may cost, of the value and of the tensor's root mean square.
+double tolerance(const Op& op, const Operand& o) {
+  if (o.dtype == DType::u8) return 0;
+  if (o.dtype == DType::bf16) return 6e-3;   // 1.5 x 2^-8
+  if (o.dtype == DType::f16) return 8e-4;
+  // The statistics of a sum that is rounded to bf16 first, where the reference's is not.
+  if (const auto* norm = std::get_if<op::RmsNorm>(&op); norm != nullptr && norm->residual_add) return 3e-3;
+  // An error of the score, a sum of thousands of products, is a relative error of the softmax.
+  if (std::holds_alternative<op::AttentionResidual>(op)) return 5e-4;
+  return 4e-5;
+}
+
+void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vector<double>& want, const std::string& what) {
+  const auto values = test::numbers(o.dtype, raw);
+  double squares = 0;
+  for (std::size_t e = 0; e < elements(o); ++e) squares += want[e] * want[e];
+  const double size = std::sqrt(squares / std::max<double>(1, static_cast<double>(elements(o)))), most = tolerance(op, o);
+  std::size_t wrong = 0;
+  for (std::size_t e = 0; e < elements(o) && wrong < 3; ++e) {
+    // Codes of a byte may fall on the other side of a half.
+    const double allowed = o.dtype == DType::u8 ? 1 : most * std::abs(want[e]) + most / 4 * size + 1e-30;
+    if (std::abs(values[e] - want[e]) <= allowed) continue;   // false for NaN
+    ADD_FAILURE() << what << o.name << "[" << e << "] is " << values[e] << ", want " << want[e] << " within " << allowed;
+    ++wrong;
+  }
+}
+
+kernels::DeviceBuffer scratch_of(const Op& op, Pass pass, Wants wants) {
+  kernels::DeviceBuffer scratch(static_cast<std::size_t>(cuda::workspace(op, pass, wants).value));
+  scratch.fill(0xff);
+  return scratch;
+}
+
+/// Runs `call` and returns the bytes of each operand that `written` names; poisons them first.
+template <class Call, class Written>
+std::vector<Raw> run(const Operands& list, DeviceCall& device, Call&& call, Written&& written) {
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (device.memory[i] && written(list[i])) device.memory[i]->poison();
+  call();
+  kernels::check(cudaDeviceSynchronize(), "finish a call");
+  std::vector<Raw> out(list.size());
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (!device.memory[i]) continue;
+    if (written(list[i])) out[i] = device.memory[i]->download();
+    EXPECT_TRUE(device.memory[i]->untouched_around()) << "wrote beside " << list[i].name;
+  }
+  return out;
+}
+
+class Cuda : public testing::TestWithParam<Op> {
+ protected:
+  void SetUp() override {
+    if (kernels::device_count() == 0) GTEST_SKIP() << kind(GetParam()) << ": no CUDA device on this machine";
+  }
+};
+
+TEST_P(Cuda, ForwardIsTheReferences) {
+  const Op& op = GetParam();
+  const Operands list = operands(op);
+  const bool block_stored = std::holds_alternative<op::Quantise>(op) || std::holds_alternative<op::Dequantise>(op);
+  auto data = inputs_of(op);
+  if (!block_stored) reference::forward<double>(op, data.views);
+  const auto written = [](const Operand& o) { return !read(o); };
+  for (const std::size_t shift : {0u, 1u}) {
+    DeviceCall device;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      device.add(list[i], true, shift);
+      if (read(list[i])) device.memory[i]->upload(test::plain(list[i].dtype) ? test::stored(list[i].dtype, data.buffers[i], elements(list[i])) : test::random_stored(list[i]));
+    }
+    const auto scratch = scratch_of(op, Pass::forward, {});
+    const auto call = [&] { cuda::forward(op, device.pointers(), scratch.get(), nullptr); };
+    const auto out = run(list, device, call, written);
+    const std::string what = key(op, Pass::forward) + (shift ? ", shifted: " : ": ");
+    if (std::holds_alternative<op::Quantise>(op)) {
+      test::expect_quantised(list.front(), list.back(), data.buffers.front(), out.back(), what);
+    } else if (std::holds_alternative<op::Dequantise>(op)) {
+      expect_near(op, list.back(), out.back(), test::decoded(list.front(), device.memory.front()->download()), what);
+    } else {
+      for (std::size_t i = 0; i < list.size(); ++i)
+        if (written(list[i])) expect_near(op, list[i], out[i], data.buffers[i], what);
+    }
+    for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, device, call, written), out) << what << "replay " << replay;
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(Cuda, BackwardIsTheReferences) {
+  const Op& op = GetParam();
+  const Operands list = operands(op);
+  if (std::none_of(list.begin(), list.end(), [](const Operand& o) { return o.role == Role::output; })) return;
+  auto data = inputs_of(op);
+  reference::forward<double>(op, data.views);
+  CallData<double> direction(list);
+  std::mt19937_64 random(11);
+  for (std::size_t i = 0; i < list.size(); ++i) {   // both backends read what storage keeps of the forward
+    if (!read(list[i])) round_to(list[i].dtype, data.buffers[i], elements(list[i]));
+    for (double& v : direction.buffers[i]) v = std::uniform_real_distribution<double>(-1, 1)(random);
+    round_to(list[i].dtype, direction.buffers[i], elements(list[i]));
+  }
+  for (const Wants asked : {Wants{true, true}, Wants{true, false}, Wants{false, true}})
+    for (const std::size_t shift : {0u, 1u}) {
+      const Wants wants = possible(op, asked);
+      if (wants == Wants{false, false} || wants != asked) continue;
+      CallData<double> want(list, std::numeric_limits<double>::quiet_NaN());
+      std::vector<reference::View<double>> values = data.views, d = want.views;
+      DeviceCall device, gradients;
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        const bool kept = needed(list[i].need, wants), arrives = list[i].role == Role::output, leaves = wanted(list[i], wants);
+        if (!kept) values[i].data = nullptr;
+        if (arrives) d[i].data = direction.buffers[i].data();
+        else if (!leaves) d[i].data = nullptr;
+        device.add(list[i], kept, shift), gradients.add(list[i], arrives || leaves, shift);
+        if (kept) device.memory[i]->upload(test::stored(list[i].dtype, data.buffers[i], elements(list[i])));
+        if (arrives) gradients.memory[i]->upload(test::stored(list[i].dtype, direction.buffers[i], elements(list[i])));
+      }
+      reference::backward<double>(op, values, d);
+      const auto scratch = scratch_of(op, Pass::backward, wants);
+      const auto call = [&] { cuda::backward(op, device.pointers(), gradients.pointers(), scratch.get(), nullptr); };
+      const auto written = [&](const Operand& o) { return wanted(o, wants); };
+      const auto out = run(list, gradients, call, written);
+      const std::string what = key(op, Pass::backward, wants) + (shift ? ", shifted: d" : ": d");
+      for (std::size_t i = 0; i < list.size(); ++i)
+        if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what);
+      for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
+      if (HasFailure()) return;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalogue, Cuda, testing::ValuesIn(cuda_cases()), case_name);
+
+TEST(CudaBackend, AddsMoreThanTwoToThe31Elements) {
+  if (kernels::device_count() == 0) GTEST_SKIP() << "add: no CUDA device on this machine";
+  const op::Add add{262145, 8192};   // 2^31 + 8192 elements
+  const std::size_t n = static_cast<std::size_t>(add.tokens * add.hidden), row = static_cast<std::size_t>(add.hidden);
+  kernels::DeviceBuffer a(2 * n), b(2 * n), y(2 * n);
+  a.fill(0x3e), b.fill(0x3e), y.fill(0xff);   // 0.1856 each
+  std::vector<double> last(row);
+  for (std::size_t i = 0; i < row; ++i) last[i] = static_cast<double>(i % 113);
+  const Raw raw = test::stored(DType::bf16, last, row);
+  kernels::check(cudaMemcpy(a.get<std::uint8_t>() + 2 * (n - row), raw.data(), raw.size(), cudaMemcpyHostToDevice), "copy the last row");
+  const std::vector<void*> pointers{a.get(), b.get(), y.get()};
+  cuda::forward(add, pointers, nullptr, nullptr);
+  const double each = test::numbers(DType::bf16, Raw{0x3e, 0x3e})[0];
+  const auto row_at = [&](std::size_t first) {
+    Raw out(2 * row);
+    kernels::check(cudaMemcpy(out.data(), y.get<std::uint8_t>() + 2 * first, out.size(), cudaMemcpyDeviceToHost), "copy a row back");
+    return test::numbers(DType::bf16, out);
+  };
+  for (const std::size_t first : {std::size_t{0}, n / 2, n - 2 * row})
+    for (const double v : row_at(first)) ASSERT_EQ(v, 2 * each) << "row at " << first;
+  const auto end = row_at(n - row);
+  for (std::size_t i = 0; i < row; ++i) ASSERT_NEAR(end[i], last[i] + each, 4e-3 * (1 + last[i])) << i;
+}
+
+std::string refused(const Op& op, std::size_t missing = SIZE_MAX) {
+  std::vector<std::uint64_t> somewhere(64);
+  std::vector<void*> pointers(operands(op).size(), somewhere.data());
+  if (missing < pointers.size()) pointers[missing] = nullptr;
+  try {
+    cuda::forward(op, pointers, somewhere.data(), nullptr);
+  } catch (const InputError& e) {
+    return e.what();
+  }
+  return "ran";
+}
+
+TEST(CudaBackend, RefusesByNameWhatItDoesNotHave) {
+  for (const Op& op : examples())
+    EXPECT_TRUE(cuda::refusal(op).empty() || refused(op).find(kind(op)) != std::string::npos) << refused(op);
+  EXPECT_NE(refused(op::AdamW{48, OptimizerKind::muon, DType::f32, DType::bf16, 6, 8}).find("muon"), std::string::npos);
+  EXPECT_NE(refused(op::Quantise{2, 128, DType::bf16, DType::nf4}).find("nf4"), std::string::npos);
+  EXPECT_NE(refused(op::Embedding{5, 17, 32, Training::lora, 4}).find("LoRA"), std::string::npos);
+  EXPECT_NE(refused(op::ShortConv{.tokens = 8, .sequence_length = 8, .channels = 8, .taps = 5}).find("5 taps"), std::string::npos);
+  EXPECT_NE(refused(op::Rope{.tokens = 2, .heads = 1, .head_dim = 8, .rotary_dim = 3, .sequence_length = 2}).find("pairs"), std::string::npos);
+}
+
+TEST(CudaBackend, RefusesRowsThatDoNotFitABlockWithTheNumber) {
+  EXPECT_NE(refused(op::RmsNorm{2, 16392}).find("16392"), std::string::npos);
+  EXPECT_NE(refused(op::LayerNorm{2, 4097}).find("4097"), std::string::npos);
+}
+
+TEST(CudaBackend, NamesAnOperandThatHasNoMemory) { EXPECT_NE(refused(op::Add{3, 8}, 1).find("add.b"), std::string::npos) << refused(op::Add{3, 8}, 1); }
+
+TEST(CudaBackend, TheCataloguesTableClaimsOnlyWhatTheBackendRuns) {
+  for (const Op& op : examples())
+    EXPECT_TRUE(!backends(kind(op)).cuda || cuda::refusal(op).empty()) << kind(op) << ": " << cuda::refusal(op);
+}
+
+}  // namespace
+}  // namespace moeplan
