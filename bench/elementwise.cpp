@@ -1,7 +1,7 @@
 /// \file
 /// The memory-bound operators of the CUDA backend at real widths: cold-cache medians of forward and backward, and the bytes of the
 /// contract (`bytes_moved`) over that time against 4.8 TB/s (H200 data sheet) and against a copy on the same device. Widths: tokens 8192,
-/// hidden 7168, and Kimi K3's (96 KDA heads of 128, latent experts of 3072, vocabulary 163840).
+/// hidden 7168, and Kimi K3's (96 KDA heads of 128, two shared experts of 3072, vocabulary 163840).
 
 #include <algorithm>
 #include <cstdio>
@@ -105,9 +105,9 @@ std::vector<Op> shapes() {
           Glu{t, 6144}, Glu{t, 6144, Activation::situ}, Glu{t, 6144, Activation::gelu}, Glu{t, 2880, Activation::clamped_swiglu, true},
           Activate{t, h}, Activate{t, h, Function::gelu}, Activate{t, h, Function::relu2}, Activate{t, 12288, Function::sigmoid, DType::f32},
           Add{t, h}, Add{t, h, true, 0.22}, MulGate{t, 12288, 12288}, MulGate{t, 12288, 96}, MulGate{t, h, 1},
-          Rope{.tokens = t, .heads = 64, .head_dim = 192, .rotary_dim = 64, .sequence_length = t, .trailing = true, .interleaved = true},
-          Rope{.tokens = t, .heads = 64, .head_dim = 128, .rotary_dim = 128, .sequence_length = t},
-          Rope{.tokens = t, .heads = 1, .head_dim = 64, .rotary_dim = 64, .sequence_length = t, .interleaved = true},
+          op::Rope{.tokens = t, .heads = 64, .head_dim = 192, .rotary_dim = 64, .sequence_length = t, .trailing = true, .interleaved = true},
+          op::Rope{.tokens = t, .heads = 64, .head_dim = 128, .rotary_dim = 128, .sequence_length = t},
+          op::Rope{.tokens = t, .heads = 1, .head_dim = 64, .rotary_dim = 64, .sequence_length = t, .interleaved = true},
           Join{t, 96, 128, 64}, Embedding{t, 163840, h}, Embedding{t, 163840, h, full}, Cast{t, h}, Cast{t, h, DType::bf16, DType::f32},
           Quantise{t, h}, Quantise{t, h, DType::bf16, DType::mxfp4}, Quantise{t, h, DType::bf16, DType::int8}, Dequantise{t, h}, Dequantise{t, h, DType::mxfp4}, Dequantise{t, h, DType::int4},
           GradNorm{t * h}, GradNorm{t * h, DType::bf16}, AdamW{t * h}, AdamW{t * h, OptimizerKind::adamw8bit, DType::bf16},
