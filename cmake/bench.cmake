@@ -13,8 +13,10 @@ add_executable(megatron_search EXCLUDE_FROM_ALL bench/megatron_search.cpp)
 target_link_libraries(megatron_search PRIVATE moeplan_planner)
 target_compile_definitions(megatron_search PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURCE_DIR}")
 
-# Memory-bound CUDA kernels; needs no library besides.
+# The CUDA backend's operators; needs no library besides.
 if(TARGET moeplan_cuda)
-  add_executable(elementwise_bench EXCLUDE_FROM_ALL bench/elementwise.cpp)
-  target_link_libraries(elementwise_bench PRIVATE moeplan_cuda)
+  foreach(name elementwise products)
+    add_executable(${name}_bench EXCLUDE_FROM_ALL bench/${name}.cpp)
+    target_link_libraries(${name}_bench PRIVATE moeplan_cuda)
+  endforeach()
 endif()

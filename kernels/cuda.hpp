@@ -23,9 +23,9 @@ namespace moeplan::cuda {
 /// Scratch that a call needs here, aligned to 256 bytes: partial sums and sorted orders, besides the contract's `workspace`.
 [[nodiscard]] Bytes workspace(const Op& op, Pass pass, Wants wants = {});
 
-/// Queues the call. Throws InputError, naming the operator, for what has no kernel or an operand that is missing; CudaError if a launch fails.
-void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream);
-void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream);
+/// Queues the call; linear layers and the loss need `products`. Throws InputError, naming the operator, for what has no kernel or an operand that is missing; CudaError if a launch fails.
+void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products = nullptr);
+void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products = nullptr);
 
 /// Each operator's own file defines these four.
 #define MOEPLAN_CUDA_OPERATOR(Operator)                                          \

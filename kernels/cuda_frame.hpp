@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "kernels/base/cuda.hpp"
 #include "kernels/contract.hpp"
+#include "kernels/cuda_product.hpp"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -47,8 +48,8 @@ struct Tensor {
 /// The operands of one call, by name.
 class Frame {
  public:
-  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream)
-      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream) {}
+  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream, Products* products = nullptr)
+      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream), products_(products) {}
 
   /// What is read under this name, else the output; absent if there is no such operand.
   [[nodiscard]] Tensor operator[](std::string_view name) const { return find(name, values_, false); }
@@ -60,6 +61,11 @@ class Frame {
   template <class T>
   [[nodiscard]] T* scratch() const { return static_cast<T*>(scratch_); }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
+  /// Dense products; throws InputError where the caller brought none.
+  [[nodiscard]] Products& products() const {
+    if (products_ == nullptr) throw InputError("CUDA kernel", "needs dense products and has none", "pass cuda::Products");
+    return *products_;
+  }
 
  private:
   [[nodiscard]] Tensor find(std::string_view name, std::span<void* const> pointers, bool last) const {
@@ -75,6 +81,7 @@ class Frame {
   std::span<void* const> values_, gradients_;
   void* scratch_;
   cudaStream_t stream_;
+  Products* products_;
 };
 
 }  // namespace moeplan::cuda

@@ -83,4 +83,19 @@ inline std::vector<Op> stored_cases() {
   return out;
 }
 
+/// Linear layers and the loss: widths that no tensor core likes, one token, every extra beside the product, chunks that end early.
+inline std::vector<Op> product_cases() {
+  using namespace op;
+  constexpr auto full = Training::full;
+  constexpr auto lora = Training::lora;
+  return {Linear{1, 1, 1}, Linear{3, 33, 17, true, DType::bf16, full}, Linear{129, 264, 72, true, DType::bf16, lora, 16, 2}, Linear{257, 1024, 384, false, DType::bf16, full, 8, 0.5},
+          Linear{0, 64, 32, true, DType::bf16, full, 4},
+          CrossEntropy{.tokens = 301, .hidden = 264, .vocabulary = 5003, .token_chunk = 128, .vocabulary_chunk = 2048, .fused_gradient = true},
+          CrossEntropy{.tokens = 65, .hidden = 64, .vocabulary = 3000, .token_chunk = 64, .vocabulary_chunk = 4096, .bias = true, .fused_gradient = true, .z_loss = 1e-3},
+          CrossEntropy{.tokens = 40, .hidden = 72, .vocabulary = 1001, .token_chunk = 16, .vocabulary_chunk = 256, .fused_gradient = true, .softcap = 8, .label_smoothing = 0.1},
+          CrossEntropy{.tokens = 70, .hidden = 136, .vocabulary = 2050, .token_chunk = 32, .vocabulary_chunk = 1024, .bias = true, .training = full, .z_loss = 1e-3, .label_smoothing = 0.05},
+          CrossEntropy{.tokens = 70, .hidden = 136, .vocabulary = 2050, .token_chunk = 32, .vocabulary_chunk = 512, .training = lora, .lora_rank = 16, .lora_scale = 0.5, .softcap = 15, .logit_scale = 0.25},
+          CrossEntropy{.tokens = 2, .hidden = 8, .vocabulary = 1, .token_chunk = 1, .vocabulary_chunk = 1}};
+}
+
 }  // namespace moeplan::test
