@@ -29,7 +29,12 @@ Pins pinned_to(const Plan& plan) {
   pins.dp_replicate = p.dp_replicate, pins.dp_shard = p.dp_shard, pins.expert_shard = p.expert_shard;
   pins.micro_batch = plan.micro_batch, pins.prefetch = plan.prefetch, pins.recompute = plan.recompute, pins.frozen_storage = plan.frozen_storage;
   pins.reshard_after_forward = plan.reshard_after_forward;
-  pins.schedule = plan.schedule, pins.virtual_stages = plan.virtual_stages, pins.expert_chunks = plan.experts.chunks;
+  pins.schedule = plan.schedule, pins.virtual_stages = plan.virtual_stages;
+  pins.context_exchange = plan.context_exchange, pins.state_passing = plan.state_passing, pins.offload = plan.offload;
+  const ExpertExchange& x = plan.experts;
+  pins.dispatch = x.dispatch, pins.route = x.route, pins.expert_chunks = x.chunks, pins.expert_replicas = x.replicas, pins.placement = x.placement;
+  pins.capacity_factor = x.capacity_factor, pins.overflow = x.overflow, pins.pad = x.pad;
+  pins.stage_layers = plan.stage_layers;
   return pins;
 }
 
@@ -61,7 +66,9 @@ std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int 
           [](const Plan& p) { return std::string(p.reshard_after_forward ? "weights gathered again for backward" : "gathered weights kept for backward"); });
   try_one([](Pins& p) { p.ep.reset(), p.expert_shard.reset(); },
           [](const Plan& p) { return fmt::format("expert parallel {}, experts sharded over {}", p.parallelism.ep, p.parallelism.expert_shard); });
-  try_one([](Pins& p) { p.pp.reset(), p.dp_shard.reset(), p.dp_replicate.reset(), p.expert_shard.reset(); },
+  try_one([](Pins& p) { p.tp.reset(), p.cp.reset(), p.dp_shard.reset(), p.dp_replicate.reset(), p.context_exchange.reset(), p.state_passing.reset(); },
+          [](const Plan& p) { return "tensor and context ranks " + layout_text(p.parallelism); });
+  try_one([](Pins& p) { p.pp.reset(), p.stage_layers.clear(), p.dp_shard.reset(), p.dp_replicate.reset(), p.expert_shard.reset(); },
           [](const Plan& p) { return "layout " + layout_text(p.parallelism); });
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.forecast.tokens_per_second > b.forecast.tokens_per_second; });
   return out;

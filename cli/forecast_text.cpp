@@ -57,6 +57,7 @@ Json plan_json(const RankedPlan& ranked) {
               {"prefetch", plan.prefetch},
               {"step_seconds", f.step.value},
               {"step_seconds_p95", f.step_p95.value},
+              {"dropped_share", f.dropped},
               {"tokens_per_second", f.tokens_per_second},
               {"tokens_per_second_per_gpu", f.tokens_per_second_per_device},
               {"tflops_per_gpu", f.flops_per_device.value / 1e12},

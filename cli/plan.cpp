@@ -69,7 +69,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
     const RankedPlan& r = answer.plans[i];
     const Forecast& f = r.forecast;
     std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
-                                 std::string(name_of(r.plan.recompute)), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
+                                 std::string(name_of(r.plan.recompute)) + (r.plan.offload == Offload::none ? "" : fmt::format(", host: {}", name_of(r.plan.offload))), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
                                  fmt::format("{:.0f}", f.tokens_per_second_per_device), percent(f.mfu), human(f.memory_p95.peak())};
     if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
     else if (hours) row.push_back(f.device_hours ? grouped(static_cast<std::int64_t>(*f.device_hours + 0.5)) : "");
@@ -108,10 +108,10 @@ std::string infeasible_text(const Context& context, const Infeasible& no, std::i
 Output run(const Context& context, const PlanOptions& options) {
   Output out;
   const Problem problem = make_problem(context.configs, options.problem->request());
-  if (options.problem->offload == "auto") out.notes.emplace_back("--offload auto: this version keeps everything on the devices");
   SearchOptions search;
   search.pins = options.problem->pinned();
   check_micro_batch(problem, search.pins.micro_batch.value_or(1), "--micro-batch");
+  search.search_offload = options.problem->offload == "auto";
   search.top = options.top;
   search.threads = context.threads;
   search.full_attention_flops = options.problem->flops == "full-attention";

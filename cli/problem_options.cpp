@@ -41,6 +41,14 @@ Pins ProblemOptions::pinned() const {
   Pins out = pins;
   out.recompute = word<Recompute>("--recompute", recompute);
   out.schedule = word<Schedule>("--schedule", schedule);
+  if (pad) out.pad = true;
+  out.context_exchange = word<ContextExchange>("--context-exchange", context_exchange);
+  if (offload != "auto") out.offload = word<Offload>("--offload", offload);
+  out.dispatch = word<DType>("--dispatch", dispatch);
+  out.route = word<DispatchRoute>("--dispatch-route", route);
+  out.overflow = word<Overflow>("--overflow", overflow);
+  out.placement = word<ExpertPlacement>("--expert-placement", placement);
+  out.state_passing = word<StatePassing>("--state-passing", state_passing);
   return out;
 }
 
@@ -67,7 +75,7 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   app.add_option("--targets", o->named.targets, "weight classes to train: attention,dense,shared,experts,router,embedding,head")->delimiter(',')->group(overrides);
   app.add_option("--optimizer", o->optimizer, "adamw, adamw8bit or muon")->group(overrides);
   app.add_option("--frozen-storage", o->frozen_storage, "frozen weights in memory: bf16, fp8, int8, int4, nf4, mxfp4 or nvfp4")->group(overrides);
-  app.add_option("--offload", o->offload, "none or auto")->check(CLI::IsMember({"none", "auto"}))->group(overrides);
+  app.add_option("--offload", o->offload, "to host memory: none, auto (searched), or a sum of optimizer, weights, activations, or all")->group(overrides);
   app.add_option("--flops", o->flops, "convention of MFU: causal (half of attention) or full-attention")->check(CLI::IsMember({"causal", "full-attention"}))->group(overrides);
   const char* const pins = "Pinned degrees (the others are searched)";
   const auto degree = [&](const char* name, std::optional<int>& into, const char* doc) {
@@ -86,6 +94,16 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   app.add_option("--schedule", o->schedule, "1f1b, interleaved, zero_bubble or expert_overlap")->group(pins);
   app.add_option("--virtual-stages", o->pins.virtual_stages, "chunks of layers a pipeline stage holds")->check(CLI::Range(1, 128))->group(pins);
   app.add_option("--expert-chunks", o->pins.expert_chunks, "pieces of a micro-batch whose expert exchange overlaps the experts")->check(CLI::Range(std::int64_t{1}, std::int64_t{64}))->group(pins);
+  app.add_option("--stage-layers", o->pins.stage_layers, "layers of each pipeline stage, e.g. 15,16,15,15")->delimiter(',')->check(CLI::Range(std::int64_t{1}, std::int64_t{10000}))->group(pins);
+  app.add_option("--dispatch", o->dispatch, "type in which tokens travel to experts: bf16 or fp8")->group(pins);
+  app.add_option("--dispatch-route", o->route, "two_hop (once to each node) or direct (once to each rank)")->group(pins);
+  app.add_option("--capacity-factor", o->pins.capacity_factor, "rows an expert takes over the mean; dropless without")->check(CLI::Range(1e-3, 1024.0))->group(pins);
+  app.add_option("--overflow", o->overflow, "beyond it: drop_probability, drop_position or reroute")->group(pins);
+  app.add_flag("--pad-to-capacity", o->pad, "experts always work on their full capacity")->group(pins);
+  app.add_option("--expert-replicas", o->pins.expert_replicas, "expert slots beyond one each, over the expert group")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->group(pins);
+  app.add_option("--expert-placement", o->placement, "contiguous, balanced or hierarchical")->group(pins);
+  app.add_option("--context-exchange", o->context_exchange, "how attention crosses context ranks: ring or all_to_all")->group(pins);
+  app.add_option("--state-passing", o->state_passing, "how recurrent states cross context ranks: chain or scan")->group(pins);
   return o;
 }
 

@@ -12,7 +12,9 @@ namespace moeplan::cli {
 /// Options as typed; `request()` and `pins()` turn words into values.
 struct ProblemOptions {
   ProblemRequest named;
-  std::string model, cluster, device, profile, method, optimizer, frozen_storage, recompute, schedule, offload = "none", flops = "causal";
+  bool pad = false;
+  std::string model, cluster, device, profile, method, optimizer, frozen_storage, recompute, schedule, offload = "none", context_exchange, state_passing, dispatch, route, overflow, placement,
+      flops = "causal";
   std::optional<std::int64_t> gpus;
   Pins pins;
 

@@ -23,7 +23,9 @@ std::string spaced(std::string_view name) {
 Simulation simulate(const LoadedPlan& loaded, const SimulationOptions& options) {
   const Problem& problem = loaded.problem;
   const Parallelism& par = loaded.plan.parallelism;
-  const double load = LoadFactors(problem).stage(par.ep, 0, static_cast<std::int64_t>(problem.model.layers.size())).p50.step;
+  LoadFactors factors(problem);
+  factors.prepare(loaded.plan);
+  const double load = factors.stage(loaded.plan, 0, static_cast<std::int64_t>(problem.model.layers.size())).p50.step;
   const Prices prices(problem.cluster.device, problem.profile, problem.runtime);
   const Links links(problem.cluster, problem.runtime);
   const Costs costs = options.interference ? interfering_costs(prices, links, par, problem.cluster.device, load) : model_costs(prices, links, par, load);

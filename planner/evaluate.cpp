@@ -1,5 +1,7 @@
 #include "planner/evaluate.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -8,6 +10,7 @@
 
 #include "planner/evaluator_shared.hpp"
 #include "planner/scheduled.hpp"
+#include "planner/stage_walk.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
@@ -49,34 +52,19 @@ std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor)
   return out;
 }
 
-namespace {
-
-/// Forward or backward of one stage: FSDP gathers on their lane, `prefetch` blocks ahead, under the blocks' own time.
-struct LaneResult { double total = 0, exposed = 0; };
-
-LaneResult run_lanes(const std::vector<double>& compute, const std::vector<double>& gather, const std::vector<double>& reduce, std::int64_t prefetch) {
-  const auto n = static_cast<std::int64_t>(compute.size());
-  double now = 0, lane = 0, busy = 0;
-  std::int64_t issued = 0;
-  std::vector<double> there(compute.size(), 0);
-  for (std::int64_t s = 0; s < n; ++s) {
-    for (; issued < n && issued <= s + prefetch; ++issued) {
-      const auto g = static_cast<std::size_t>(issued);
-      if (gather[g] > 0) lane = std::max(lane, now) + gather[g];
-      there[g] = gather[g] > 0 ? lane : 0;
-    }
-    const auto i = static_cast<std::size_t>(s);
-    now = std::max(now, there[i]) + compute[i];
-    busy += compute[i];
-    if (reduce[i] > 0) lane = std::max(lane, now) + reduce[i];
-  }
-  now = std::max(now, lane);
-  return {now, now - busy};
+Bytes host_at(const PricedKind& k, double factor) {
+  if (k.more <= 1) return k.host;
+  return {k.host.value + std::llround(static_cast<double>(k.host_more.value - k.host.value) * (factor - 1) / (k.more - 1))};
 }
 
+namespace {
+
 /// What decides how they are sharded and reduced over data ranks.
-using ShardKey = std::tuple<int, int, bool, bool, bool>;
-ShardKey shard_key(const Parallelism& p) { return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1}; }
+using ShardKey = std::tuple<int, int, bool, bool, bool, Offload>;
+ShardKey shard_key(const Plan& plan) {
+  const Parallelism& p = plan.parallelism;
+  return {p.dp_shard * p.cp, p.expert_shard, p.dp() * p.cp > 1, p.expert_data() > 1, p.pp == 1, plan.offload};
+}
 
 /// States and sharding of every kind under one ShardKey.
 struct Sharded {
@@ -87,9 +75,9 @@ struct Sharded {
 
 }  // namespace
 
-Evaluator::Evaluator(const Problem& problem, bool full_attention)
-    : shared_(new Shared{problem, full_attention, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
-                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}}) {
+Evaluator::Evaluator(const Problem& problem, bool full_attention_flops)
+    : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
+                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;
   bool before = false;
@@ -101,10 +89,14 @@ Evaluator::Evaluator(const Problem& problem, bool full_attention)
     s.kind_of.push_back(it->second);
     before = before || s.outline.trained[i];
   }
+  Plan uncut;   // what ranks repeat (latents under tensor parallelism, summaries under context parallelism) is no model flop
+  uncut.recompute = Recompute::none;
+  for (const std::int32_t layer : s.example) s.flops.push_back(model_flops(lower_slot(problem, uncut, s.outline, layer, 1.0), full_attention_flops).value);
 }
 Evaluator::~Evaluator() = default;
 
 void Evaluator::prepare(const Plan& plan) {
+  shared_->load.prepare(plan);
   std::vector<Block>& blocks = shared_->weights[weight_key(plan)];
   if (!blocks.empty()) return;
   for (const std::int32_t layer : shared_->example) blocks.push_back(slot_weights(shared_->problem, plan, layer));
@@ -119,7 +111,7 @@ struct Evaluator::Group::State {
   std::map<ShardKey, Sharded> sharded_;
 
   State(const Shared& s, const Plan& p)
-      : shared(s), plan(p), load(s.load.stage(p.parallelism.ep, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
+      : shared(s), plan(p), load(s.load.stage(p, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
 
   Estimate price(const BlockNode& node, double skew) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
@@ -137,13 +129,16 @@ struct Evaluator::Group::State {
     k->block = lowered(id, 1.0);
     const BlockMemory balanced = block_memory(k->block);
     k->kept = balanced.kept;
+    k->host = k->host_more = k->block.host;
     k->routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
     if (!k->routed || load.p95.buffer == 1.0) {
       k->forward50 = k->forward95 = balanced.forward;
       k->backward50 = k->backward95 = balanced.backward;
       return *k;
     }
-    const BlockMemory m95 = block_memory(lowered(id, load.p95.buffer));
+    const Block fullest = lowered(id, load.p95.buffer);
+    const BlockMemory m95 = block_memory(fullest);
+    k->host_more = fullest.host;
     const BlockMemory m50 = load.p50.buffer == load.p95.buffer ? m95 : block_memory(lowered(id, load.p50.buffer));
     k->forward50 = m50.forward;
     k->backward50 = m50.backward;
@@ -159,7 +154,6 @@ struct Evaluator::Group::State {
     PricedKind& k = *kinds[id];
     if (k.timed) return k;
     k.timed = true;
-    k.flops = model_flops(k.block, shared.full_attention);
     const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
     if (k.routed && load.p50.step != 1.0) k.block = lowered(id, load.p50.step);
     std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
@@ -184,7 +178,7 @@ struct Evaluator::Group::State {
   }
 
   const Sharded& sharded(const Plan& p) {
-    const auto [it, fresh] = sharded_.try_emplace(shard_key(p.parallelism));
+    const auto [it, fresh] = sharded_.try_emplace(shard_key(p));
     if (fresh) {
       for (const Block& b : weights) {
         it->second.state.push_back(state_bytes(b, shared.problem, p));
@@ -263,7 +257,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   struct PerKind {
     const PricedKind* kind;
     SlotMemory slot;
-    double gather, reduce;
+    double fetch, gather, reduce;
   };
   const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
     const GroupShape where = group_shape(g, par);
@@ -271,14 +265,18 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const Estimate e = s.shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0);
     return e.median.value;
   };
+  const auto copied = [&](Collective c, Bytes payload) {
+    return payload.value == 0 ? 0.0 : s.shared.links.price({.collective = c, .group = moeplan::Group::world, .payload = payload}, {}).median.value;
+  };
   const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
   std::vector<PerKind> per_kind;
   for (std::size_t i = 0; i < s.kinds.size(); ++i) {
     const SlotSharding& cut = sharded.sharding[i];
-    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), 0, 0};
+    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), copied(Collective::from_host, cut.host_fetch), 0, 0};
     v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
                collective(Collective::all_gather, moeplan::Group::expert_data_shard, cut.expert_gather);
-    v.reduce = collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
+    v.reduce = collective(Collective::all_reduce, moeplan::Group::tensor, cut.tensor_reduce) +
+               collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
                collective(Collective::all_reduce, moeplan::Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
                collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, cut.expert_reduce) +
                collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
@@ -290,7 +288,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   struct StageTime { double forward = 0, backward = 0, recompute = 0, expert = 0, weight = 0; };
   std::vector<StageTime> stage_times;
   double model = 0;
-  Bytes exchange_bytes{};
+  Bytes exchange_bytes{}, host50{}, host95{};   // largest message between stages; what the fullest rank puts into host memory
   std::array<double, 3> basis{};
   for (int stage = 0; stage < par.pp; ++stage) {
     const auto [first, end] = s.slots_of(plan, stage);
@@ -301,18 +299,20 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     double once_gather = 0, once_reduce = 0;   // what crosses the network once a step
     StageTime t;
     const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
-    const FactorBand load = s.shared.load.stage(par.ep, first_layer, last_layer);
+    const FactorBand load = s.shared.load.stage(plan, first_layer, last_layer);
     for (std::size_t i = first; i < end; ++i) {
       const PerKind& k = per_kind[s.shared.kind_of[i]];
       m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved)));
+      m50.slots.back().host = host_at(*k.kind, load.p50.saved);
       m95.slots.push_back(with_passes(k.slot, k.kind->forward95, k.kind->backward95, kept_at(*k.kind, load.p95.saved)));
+      m95.slots.back().host = host_at(*k.kind, load.p95.saved);
       fc50.push_back(k.kind->time50.forward.total.value);
       bc50.push_back(k.kind->time50.backward.total.value);
       fc95.push_back(k.kind->time95.forward.total.value);
       bc95.push_back(k.kind->time95.backward.total.value);
       once_gather += k.gather;
       once_reduce += k.reduce;
-      gather.push_back(problem.runtime.distributed_optimizer ? 0 : k.gather);
+      gather.push_back(k.fetch + (problem.runtime.distributed_optimizer ? 0 : k.gather));
       reduce.push_back(problem.runtime.reduce_once ? 0 : k.reduce);
       none.push_back(0);
       t.forward += k.kind->time50.forward.compute.value;
@@ -320,7 +320,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       t.recompute += k.kind->time50.backward.recompute.value;
       t.expert += k.kind->time50.forward.exposed.value + k.kind->time50.backward.exposed.value;
       for (std::size_t b = 0; b < 3; ++b) basis[b] += k.kind->time50.forward.basis[b] + k.kind->time50.backward.basis[b];
-      model += k.kind->flops.value;
+      model += s.shared.flops[s.shared.kind_of[i]];
       if (i == first && stage > 0) {
         const Block& entrance = k.kind->block;
         Bytes crossing{};
@@ -333,6 +333,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       }
     }
     const MemoryBreakdown p50 = stage_memory(m50, problem.runtime, par), p95 = stage_memory(m95, problem.runtime, par);
+    host50 = std::max(host50, p50.host);
+    host95 = std::max(host95, p95.host);
     if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
     if (stage == 0 || p95.peak() > out.memory_p95.peak()) { out.memory_p95 = p95; out.worst_stage = stage; }
     // Without resharding the copies of the forward pass serve the backward pass too.
@@ -342,27 +344,29 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const auto reversed = [](std::vector<double> v) { std::reverse(v.begin(), v.end()); return v; };
     /// Adds this stage's passes; what of them weights are waited for.
     const auto add = [&](StagePasses& to, const std::vector<double>& fc, const std::vector<double>& bc) {
-      const LaneResult f = run_lanes(fc, gather, none, plan.prefetch), b = run_lanes(reversed(bc), reversed(again), reversed(reduce), plan.prefetch);
+      const StageWalk f = walk_stage(fc, gather, none, plan.prefetch), b = walk_stage(reversed(bc), reversed(again), reversed(reduce), plan.prefetch);
       to.forward.push_back(f.total);
       to.backward.push_back(b.total);
       const bool same = plan.reshard_after_forward || par.pp == 1;
-      to.forward_again.push_back(same ? to.forward.back() : run_lanes(fc, none, none, plan.prefetch).total);
-      to.backward_again.push_back(same ? to.backward.back() : run_lanes(reversed(bc), reversed(gather), reversed(reduce), plan.prefetch).total);
+      to.forward_again.push_back(same ? to.forward.back() : walk_stage(fc, none, none, plan.prefetch).total);
+      to.backward_again.push_back(same ? to.backward.back() : walk_stage(reversed(bc), reversed(gather), reversed(reduce), plan.prefetch).total);
       return f.exposed + b.exposed;
     };
     t.weight = add(passes50, fc50, bc50);
     stage_times.push_back(t);
     add(passes95, fc95, bc95);
-    // AdamW reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
-    op::AdamW adam{};
-    adam.elements = m50.state.trained_elements;
-    optimizer.push_back(adam.elements > 0 ? s.shared.prices.price(OpCall{adam, Pass::forward, {}}).median.value : 0.0);
+    // The optimizer reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
+    // States in host memory stream in and out beside it.
+    const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.price(optimizer_call(m50.state, problem.workload.optimizer)).median.value : 0.0;
+    optimizer.push_back(std::max(stepped, copied(Collective::from_host, optimizer_copy(m50.state).payload)));
     // Once a step: the reduction can hide under the last backward pass but for its first slot, the gathering of updated weights under
     // the first forward pass but for that slot.
     const PerKind& entrance = per_kind[s.shared.kind_of[first]];
     if (problem.runtime.reduce_once) optimizer.back() += problem.runtime.overlap_reduce ? std::max(entrance.reduce, once_reduce - passes50.backward.back()) : once_reduce;
     if (problem.runtime.distributed_optimizer) optimizer.back() += problem.runtime.overlap_gather ? std::max(entrance.gather, once_gather - passes50.forward.back()) : once_gather;
   }
+  out.memory.host = host50;
+  out.memory_p95.host = host95;
   const double exchange = collective(Collective::send_receive, moeplan::Group::pipeline, exchange_bytes);
   const double tail = *std::max_element(optimizer.begin(), optimizer.end()) + problem.runtime.step_overhead.value;
   const std::vector<double>&f50 = passes50.forward, &b50 = passes50.backward;
@@ -386,10 +390,17 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
 
   const double total_basis = basis[0] + basis[1] + basis[2];
   for (std::size_t i = 0; i < 3; ++i) out.basis[i] = total_basis > 0 ? basis[i] / total_basis : 0;
-  const double micro_steps = m * par.dp() * par.cp * par.tp;   // blocks are lowered per rank
-  out.model_flops = {model * micro_steps};
+  out.dropped = s.shared.load.dropped(plan);
+  out.model_flops = {model * static_cast<double>(plan.micro_batch) * m * par.dp()};
   finish(out, plan, problem);
   return out;
+}
+
+std::optional<std::string> host_overflow(const ClusterSpec& cluster, Bytes host_of_a_rank) {
+  const Bytes node = host_of_a_rank * cluster.devices_per_node;
+  const double have = kHostShare * static_cast<double>(cluster.host_memory.value);
+  if (node.value == 0 || static_cast<double>(node.value) <= have) return std::nullopt;
+  return fmt::format("{} ranks of a node put {} into host memory, {} of {} may be used", cluster.devices_per_node, human(node), human(Bytes{static_cast<std::int64_t>(have)}), human(cluster.host_memory));
 }
 
 }  // namespace moeplan

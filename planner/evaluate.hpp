@@ -24,14 +24,17 @@ struct PricedKind {
   bool routed = false, timed = false;
   PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
   std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
+  Bytes host{}, host_more{};          ///< of what is kept, in host memory, at the same loads
   double more = 1;
   BlockTime time50, time95;
   PassSpread forward_spread, backward_spread;
-  Flops flops{};
 };
 
 /// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
 [[nodiscard]] std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& kind, double factor);
+
+/// The same of what leaves for host memory.
+[[nodiscard]] Bytes host_at(const PricedKind& kind, double factor);
 
 /// What all candidates of a problem share. Built once, read from any thread.
 class Evaluator {
@@ -54,7 +57,7 @@ class Evaluator {
     [[nodiscard]] Forecast forecast(const Plan& plan);
     /// Lowered and priced on first use.
     [[nodiscard]] const PricedKind& kind(std::size_t id);
-    /// Same without its times, flops and spreads.
+    /// Same without its times and spreads.
     [[nodiscard]] const PricedKind& held(std::size_t id);
 
    private:
@@ -68,6 +71,11 @@ class Evaluator {
  private:
   std::unique_ptr<Shared> shared_;
 };
+
+/// Host memory of a node that its ranks may fill; the rest is the system's, the page cache's and the data loader's.
+inline constexpr double kHostShare = 0.8;
+/// Why the ranks of a node do not fit its host memory, in numbers; nothing if they do.
+[[nodiscard]] std::optional<std::string> host_overflow(const ClusterSpec& cluster, Bytes host_of_a_rank);
 
 /// Per stage, seconds of a pass that follows one of the other direction, and of one that follows its own (`again`): without
 /// resharding the first kind of backward and the second kind of forward find their weights gathered.

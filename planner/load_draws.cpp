@@ -129,6 +129,11 @@ class Draws {
     return links_.price(CommCall{.collective = what, .group = group, .payload = payload}, where, 1.0).median.value;
   }
 
+  /// Seconds over the host link, one direction.
+  [[nodiscard]] double copied(Bytes payload) const {
+    return payload.value <= 0 ? 0.0 : links_.price({.collective = Collective::from_host, .group = Group::world, .payload = payload}, {}).median.value;
+  }
+
   [[nodiscard]] Estimate price(const BlockNode& node, double skew) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return prices_.price(*op);
     if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return links_.price(*comm, group_shape(comm->group, plan_.parallelism), skew);
@@ -174,14 +179,14 @@ class Draws {
           const SlotSharding cut = slot_sharding(block, problem_, plan_);
           const StateBytes own = state_bytes(block, problem_, plan_);
           const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
-          s.gather.push_back(collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather));
-          s.reduce.push_back(collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
+          s.gather.push_back(copied(cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather));
+          s.reduce.push_back(collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
                              collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
                              collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
                              collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard)));
           s.kinds.push_back(&k);
           s.moe.push_back(k.routed ? routing_.moe_of[index(layer)] : -1);
-          slots.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.dense_reduce.value + cut.expert_reduce.value > 0, .backward = !block.backward.empty(),
+          slots.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.reduces(), .backward = !block.backward.empty(),
                            .weight_backward = !block.weight_backward.empty()});
           m.slots.push_back({&k.bytes, slot_memory(block, cut), s.moe.back()});
           m.slots.back().fixed.chunk = c;
@@ -202,9 +207,8 @@ class Draws {
       s.turns = turns(plan_, stage);
       Issuer issuer(plan_, slots, chunks);
       for (const Turn& t : s.turns) issuer.issue(t, s.issued.emplace_back());
-      op::AdamW adam{};
-      adam.elements = state.trained_elements;
-      if (adam.elements > 0) s.optimizer = prices_.price(OpCall{adam, Pass::forward, {}}).median.value;
+      if (state.trained_elements > 0) s.optimizer = prices_.price(optimizer_call(state, problem_.workload.optimizer)).median.value;
+      s.optimizer = std::max(s.optimizer, copied(optimizer_copy(state).payload));
       // What memory holds repeats after the warm-up (planner/scheduled.cpp).
       Plan few = plan_;
       few.micro_batches = std::min<std::int64_t>(plan_.micro_batches, std::max<std::int64_t>(4 * par.pp, distinct_ / par.pp * par.pp));

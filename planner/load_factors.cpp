@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "sim/load/placement.hpp"
+
 namespace moeplan {
 
-LoadFactors::LoadFactors(const Problem& problem) {
+LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   std::int64_t experts = 0, top_k = 1;
   moe_before_.push_back(0);
   for (const LayerSpec& layer : problem.model.layers) {
@@ -15,21 +17,72 @@ LoadFactors::LoadFactors(const Problem& problem) {
       routed = true;
       experts = moe->experts;
       top_k = moe->top_k;
+      groups_ = std::max<std::int64_t>(1, moe->groups);
     }
     moe_before_.push_back(moe_before_.back() + (routed ? 1 : 0));
   }
+  experts_ = experts;
+  sampling_ = {.sequences = kSequences, .sequence_length = problem.workload.sequence_length, .top_k = top_k};
   if (experts == 0) return;
   std::vector<std::int64_t> degrees;
   for (std::int64_t ep = 2; ep <= std::min(experts, problem.cluster.devices()); ++ep)
     if (experts % ep == 0 && problem.cluster.devices() % ep == 0) degrees.push_back(ep);
   if (degrees.empty()) return;
-  table_.emplace(problem.load, static_cast<std::int64_t>(moe_before_.back()), experts, degrees,
-                 Sampling{.sequences = kSequences, .sequence_length = problem.workload.sequence_length, .top_k = top_k});
+  table_.emplace(problem.load, static_cast<std::int64_t>(moe_before_.back()), experts, degrees, sampling_);
 }
 
-FactorBand LoadFactors::stage(int ep, std::int64_t first, std::int64_t last) const {
+const LoadFactors::Shaped* LoadFactors::shaped(const Plan& plan) const {
+  const auto at = std::find_if(shaped_.begin(), shaped_.end(), [&](const Shaped& s) { return s.exchange == plan.experts && s.ep == plan.parallelism.ep && s.etp == plan.parallelism.etp; });
+  return at == shaped_.end() ? nullptr : &*at;
+}
+
+void LoadFactors::prepare(const Plan& plan) {
+  const ExpertExchange& x = plan.experts;
+  const int ep = plan.parallelism.ep, etp = plan.parallelism.etp;
+  if (plain(x) || experts_ == 0 || (experts_ + x.replicas) % ep != 0 || shaped(plan)) return;
+  // An expert group spans this many nodes; a hierarchical placement keeps each group of experts on one of them.
+  const std::int64_t nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(ep) * etp / problem_.cluster.devices_per_node);
+  const std::int64_t groups = groups_ > 1 ? groups_ : nodes;
+  const bool hierarchical = x.placement == ExpertPlacement::hierarchical && experts_ % groups == 0 && ep % nodes == 0;
+  const auto placed = [&, x, hierarchical, groups, nodes](const Shares& population) {
+    if (x.placement == ExpertPlacement::contiguous) return contiguous(experts_, ep);
+    return balanced(population, ep, experts_ + x.replicas, hierarchical ? groups : 1, hierarchical ? nodes : 1);
+  };
+  double dropped = 0;
+  std::int64_t rows = 0;
+  const auto loads = [&](const Shares& population, const Shares& served) {
+    Shares arrives = served;
+    if (x.capacity_factor) {
+      const bool reroute = x.overflow == Overflow::reroute;
+      dropped += reroute ? 0 : drop_rate(served, *x.capacity_factor);
+      arrives = capped(served, *x.capacity_factor, reroute, x.pad);
+    }
+    ++rows;
+    return rank_loads(arrives, placed(population));
+  };
+  Shaped out{.exchange = x, .ep = ep, .etp = etp, .table = {}};
+  out.table.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, std::vector<std::int64_t>{ep}, sampling_, 16, loads);
+  out.dropped = rows > 0 ? dropped / static_cast<double>(rows) : 0;
+  shaped_.push_back(std::move(out));
+}
+
+FactorBand LoadFactors::stage(const Plan& plan, std::int64_t first, std::int64_t last) const {
+  const int ep = plan.parallelism.ep;
+  const std::size_t from = moe_before_[static_cast<std::size_t>(first)], to = moe_before_[static_cast<std::size_t>(last)];
+  if (const Shaped* s = shaped(plan)) {
+    FactorBand band = s->table->stage(ep, from, to);
+    // Without counts on the host a receive buffer must take every expert's full capacity.
+    if (plan.experts.capacity_factor && from < to)
+      for (StageFactors* f : {&band.p50, &band.p95}) f->buffer = std::max(f->buffer, std::min(*plan.experts.capacity_factor, static_cast<double>(ep)));
+    return band;
+  }
   if (ep <= 1 || !table_) return {};
-  return table_->stage(ep, moe_before_[static_cast<std::size_t>(first)], moe_before_[static_cast<std::size_t>(last)]);
+  return table_->stage(ep, from, to);
+}
+
+double LoadFactors::dropped(const Plan& plan) const {
+  const Shaped* s = shaped(plan);
+  return s ? s->dropped : 0;
 }
 
 }  // namespace moeplan

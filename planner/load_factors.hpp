@@ -1,6 +1,7 @@
 #pragma once
-/// What the load model means for a plan's expert degree: rows that reach the hottest rank over the balanced share.
+/// What the load model means for a plan's expert exchange: rows that reach the hottest rank over the balanced share, and what is dropped.
 
+#include <map>
 #include <optional>
 
 #include "core/spec/plan.hpp"
@@ -14,14 +15,34 @@ class LoadFactors {
   /// micro-batch and expert group: larger groups are a little calmer (docs/load.md: rank noise stays under 4 %).
   explicit LoadFactors(const Problem& problem);
 
+  /// Draws them for a plan with a capacity, replicas or a placement, if it has any. Not thread-safe; before the first `stage` of such a plan.
+  /// Experts are placed by the expected load (a fresh placement); the step serves what a micro-batch realises.
+  void prepare(const Plan& plan);
+
   /// Decoder layers [first, last). Neutral at ep = 1 and for models without experts.
-  [[nodiscard]] FactorBand stage(int ep, std::int64_t first, std::int64_t last) const;
+  [[nodiscard]] FactorBand stage(const Plan& plan, std::int64_t first, std::int64_t last) const;
+
+  /// Expected share of assignments that the plan's capacity drops; 0 for dropless and rerouted plans.
+  [[nodiscard]] double dropped(const Plan& plan) const;
 
   static constexpr std::int64_t kSequences = 16;
 
  private:
+  struct Shaped {
+    ExpertExchange exchange;
+    int ep = 1, etp = 1;
+    std::optional<LoadTable> table;
+    double dropped = 0;
+  };
+  [[nodiscard]] static bool plain(const ExpertExchange& x) { return !x.capacity_factor && x.replicas == 0 && x.placement == ExpertPlacement::contiguous; }
+  [[nodiscard]] const Shaped* shaped(const Plan& plan) const;
+
+  const Problem& problem_;
   std::vector<std::size_t> moe_before_;   ///< MoE layers before each layer
+  std::int64_t experts_ = 0, groups_ = 1;
+  Sampling sampling_{};
   std::optional<LoadTable> table_;
+  std::vector<Shaped> shaped_;
 };
 
 }  // namespace moeplan

@@ -48,11 +48,6 @@ void check_loaded(const LoadedPlan& loaded, const Place& top, const std::string&
   const std::int64_t experts = static_cast<std::int64_t>(p.ep) * p.etp * p.expert_shard;
   if (p.stage_ranks() % experts != 0)
     degrees.refuse("ep x etp x expert_shard = " + std::to_string(experts) + " does not divide the " + std::to_string(p.stage_ranks()) + " ranks of a stage");
-  const Plan plain;
-  if (plan.offload != plain.offload) top.at("plan").refuse("offload " + shown(name_of(plan.offload)) + " is not in this version's programs", "use none");
-  ExpertExchange exchange = plain.experts;
-  exchange.chunks = plan.experts.chunks;
-  if (plan.experts != exchange) top.at("plan").at("experts").refuse("is not in this version's programs beyond its defaults", "leave it out");
   check_micro_batch(problem, plan.micro_batch, where + ": plan.micro_batch");
   if (const auto rejection = first_rejection(problem, plan)) top.at("plan").refuse(rejection->rule + ": " + rejection->reason);
 }

@@ -28,6 +28,7 @@ struct Pins {
   std::optional<ExpertPlacement> placement;
   std::optional<Schedule> schedule;
   std::optional<int> virtual_stages;
+  std::vector<std::int64_t> stage_layers;         ///< layers of each pipeline stage; empty: searched
 };
 
 struct SearchOptions {

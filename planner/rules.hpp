@@ -15,6 +15,13 @@ struct Rule {
 
 [[nodiscard]] std::span<const Rule> rules();
 
+/// Rules by which the space leaves out what cannot be lowered.
+namespace rules_of {
+[[nodiscard]] std::optional<std::string> tensor_divides(const Problem& problem, const Plan& plan);
+[[nodiscard]] std::optional<std::string> heads_exchange(const Problem& problem, const Plan& plan);
+[[nodiscard]] std::optional<std::string> context_divides(const Problem& problem, const Plan& plan);
+}
+
 /// The first rule that rejects the plan.
 [[nodiscard]] std::optional<Rejection> first_rejection(const Problem& problem, const Plan& plan);
 

@@ -74,7 +74,7 @@ struct LoweredKind {
 
 class Scheduled {
  public:
-  Scheduled(const ScheduledContext& c, const Plan& plan) : c_(c), plan_(plan), band_(c.load.stage(plan.parallelism.ep, 0, layers())) {
+  Scheduled(const ScheduledContext& c, const Plan& plan) : c_(c), plan_(plan), band_(c.load.stage(plan, 0, layers())) {
     price50_ = [this](const BlockNode& n) { return price(n, band_.p50.step); };
     price95_ = [this](const BlockNode& n) { return price(n, band_.p95.step); };
   }
@@ -92,9 +92,9 @@ class Scheduled {
       at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_);
       at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_);
       take_memory(s, stage, out);
-      op::AdamW adam{};
-      adam.elements = s.memory50.state.trained_elements;
-      if (adam.elements > 0) optimizer[static_cast<std::size_t>(stage)] = c_.prices.price(OpCall{adam, Pass::forward, {}}).median.value;
+      const StateBytes& state = s.memory50.state;
+      const double stepped = state.trained_elements > 0 ? c_.prices.price(optimizer_call(state, c_.problem.workload.optimizer)).median.value : 0.0;
+      optimizer[static_cast<std::size_t>(stage)] = std::max(stepped, copied(optimizer_copy(state).payload));
     }
     const double exchange = collective(Collective::send_receive, Group::pipeline, crossing);
     const double tail = *std::max_element(optimizer.begin(), optimizer.end());
@@ -132,6 +132,11 @@ class Scheduled {
     return c_.links.price(CommCall{.collective = what, .group = group, .payload = payload}, where, 1.0).median.value;
   }
 
+  /// Seconds over the host link, one direction.
+  [[nodiscard]] double copied(Bytes payload) const {
+    return payload.value <= 0 ? 0.0 : c_.links.price({.collective = Collective::from_host, .group = Group::world, .payload = payload}, {}).median.value;
+  }
+
   const LoweredKind& kind(std::int32_t layer) {
     bool before = false;
     for (std::int32_t l = -1; l < layer; ++l) before = before || c_.outline.trained[index(l + 1)];
@@ -167,7 +172,7 @@ class Scheduled {
     for (int c = 0; c < plan_.virtual_stages; ++c) {
       const LayerRange range = chunk_layers(plan_, stage, c);
       const bool begins = stage == 0 && c == 0, ends = stage + 1 == p && c + 1 == plan_.virtual_stages;
-      const FactorBand load = c_.load.stage(plan_.parallelism.ep, range.first, range.end);
+      const FactorBand load = c_.load.stage(plan_, range.first, range.end);
       IssueChunk chunk{.first = static_cast<std::int32_t>(s.issue.size())};
       ChunkMemory held{.first = chunk.first, .ends_model = ends};
       for (std::int32_t layer = begins ? -1 : range.first; layer < range.end + (ends ? 1 : 0); ++layer) add_slot(s, layer, c, load);
@@ -192,15 +197,15 @@ class Scheduled {
     const StateBytes state = state_bytes(k.time50, c_.problem, plan_);
     const Parallelism& par = plan_.parallelism;
     const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
-    const double gather = collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather);
-    const double reduce = collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
+    const double gather = copied(cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather);
+    const double reduce = collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
                           collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
                           collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
                           collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
     s.kinds.push_back(&k);
     s.time50.push_back({&k.time50, block_time(k.time50, price50_), gather, reduce});
     s.time95.push_back({&k.time95, block_time(k.time95, price95_), gather, reduce});
-    s.issue.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.dense_reduce.value + cut.expert_reduce.value > 0, .backward = !k.time50.backward.empty(),
+    s.issue.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.reduces(), .backward = !k.time50.backward.empty(),
                        .weight_backward = !k.time50.weight_backward.empty()});
     SlotMemory m50 = with_passes(slot_memory(k.time50, cut), k.memory50), m95 = with_passes(slot_memory(k.time95, cut), k.memory95);
     m50.chunk = m95.chunk = chunk;

@@ -26,7 +26,7 @@ Four lanes(const PassTime& median, const PassTime& p95, const PassSpread& spread
 
 }  // namespace
 
-bool GroupScorer::covers(const Plan& plan) { return plan.schedule == Schedule::one_forward_one_backward && plan.virtual_stages == 1 && plan.offload == Offload::none && plan.micro_batches >= plan.parallelism.pp; }
+bool GroupScorer::covers(const Plan& plan) { return plan.schedule == Schedule::one_forward_one_backward && plan.virtual_stages == 1 && plan.micro_batches >= plan.parallelism.pp; }
 
 GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table)
     : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()) {
@@ -56,7 +56,7 @@ void GroupScorer::prepare(std::size_t stages) {
   std::int64_t crossing = 0;
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
     const SplitStage& stage = s.split.stages[i];
-    const FactorBand load = shared_.load.stage(block_.parallelism.ep, stage.first_layer, stage.end_layer);
+    const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
     std::vector<std::int64_t> kept50(kinds_.size(), 0), kept95 = kept50;
     for (std::size_t k = 0; k < kinds_.size(); ++k) {
       if (stage.count[k] == 0) continue;
@@ -65,6 +65,9 @@ void GroupScorer::prepare(std::size_t stages) {
     }
     t.kept50.push_back(std::move(kept50));
     t.kept95.push_back(std::move(kept95));
+    std::int64_t host = 0;
+    for (std::size_t k = 0; k < kinds_.size(); ++k) host += stage.count[k] * host_at(*priced_[k], load.p95.saved).value;
+    t.host.push_back(host * std::min<std::int64_t>(micro_batches_[stages], s.pp - static_cast<std::int64_t>(i)));
     if (i > 0) crossing = std::max(crossing, kinds_[stage.kinds.front()].entering);
   }
   t.crossing = crossing;
@@ -167,10 +170,14 @@ const GroupScorer::Transients& GroupScorer::transients(const Choice& c) {
 PeakBytes GroupScorer::memory(const Choice& c) {
   const Transients& t = transients(c);
   const ShardStages& s = table_.stages[c.stages];
-  const std::vector<std::int64_t>&dense = s.dense[c.dense].stage_states, &expert = s.expert[c.expert].stage_states;
+  const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
+  const std::vector<std::int64_t>& activations = stage_[c.stages].host;
   PeakBytes out;
-  for (std::size_t i = 0; i < dense.size(); ++i) {
-    const std::int64_t states = dense[i] + expert[i];
+  for (std::size_t i = 0; i < activations.size(); ++i) {
+    StateBytes streamed;
+    streamed.host_optimizer = {dense.stage_host_optimizer[i] + expert.stage_host_optimizer[i]};
+    const std::int64_t states = dense.stage_states[i] + expert.stage_states[i] + optimizer_window(streamed).value;
+    out.host = std::max(out.host, dense.stage_host[i] + expert.stage_host[i] + activations[i]);
     out.states = std::max(out.states, states);
     out.median = std::max(out.median, states + t.median[i]);
     out.p95 = std::max(out.p95, states + t.p95[i]);
@@ -183,7 +190,28 @@ PeakBytes GroupScorer::memory(const Choice& c) {
   for (const int degree : {s.pp, p.tp, p.cp, p.ep, p.etp, dp_replicate, dp_shard, s.expert[c.expert].shard}) communicators += degree > 1 && degree < world;
   const std::int64_t outside = runtime.context.value + runtime.communicator.value * communicators;
   const auto whole = [&](std::int64_t allocated) { return allocated + outside + std::llround(static_cast<double>(allocated) * runtime.allocator_overhead); };
-  return {whole(out.states), whole(out.median), whole(out.p95)};
+  return {whole(out.states), whole(out.median), whole(out.p95), out.host};
+}
+
+Four GroupScorer::after_passes(const Choice& c) const {
+  const ShardStages& s = table_.stages[c.stages];
+  const Runtime& runtime = shared_.problem.runtime;
+  const std::size_t pair = c.dense * s.expert.size() + c.expert;
+  const Four fixed = Four::of(runtime.step_overhead.value);
+  if (!runtime.reduce_once && !runtime.distributed_optimizer) return s.optimizer[pair] + fixed;
+  // What crosses the network once a step hides under the first forward or the last backward pass, but for the first slot's.
+  const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
+  const auto at_median = [](Four t) { t.v[1] = t.v[0]; return t; };
+  Four slowest{};
+  for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
+    const std::size_t entrance = s.split.stages[i].kinds.front();
+    const Four gather = dense.stage_gather[i] + expert.stage_gather[i], reduce = dense.stage_reduce[i] + expert.stage_reduce[i];
+    Four t = s.stage_optimizer[pair][i];
+    t += runtime.overlap_reduce ? max(dense.once_reduce[entrance] + expert.once_reduce[entrance], reduce - at_median(stages_[i].backward)) : reduce;
+    t += runtime.overlap_gather ? max(dense.once_gather[entrance] + expert.once_gather[entrance], gather - at_median(stages_[i].forward)) : gather;
+    slowest = max(slowest, t);
+  }
+  return slowest + fixed;
 }
 
 Four GroupScorer::step(const Choice& c) {
@@ -192,6 +220,12 @@ Four GroupScorer::step(const Choice& c) {
   const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
   for (std::size_t k = 0; k < kinds_.size(); ++k)
     slots_[k] = {kinds_[k].forward, kinds_[k].backward, dense.gather[k] + expert.gather[k], dense.reduce[k] + expert.reduce[k]};
+  if (offloads_weights(block_.offload))
+    for (std::size_t k = 0; k < kinds_.size(); ++k)
+      if (const std::int64_t fetched = dense.host_fetch[k] + expert.host_fetch[k]; fetched > 0) {
+        const Estimate e = shared_.links.price(CommCall{.collective = Collective::from_host, .group = Group::world, .payload = {fetched}}, {}, 1.0);
+        slots_[k].gather += Four{{e.median.value, e.median.value, e.low.value, e.high.value}};
+      }
   const bool same = c.reshard || s.pp == 1;
   classes_.resize(s.split.classes.size());
   for (std::size_t i = 0; i < classes_.size(); ++i) {
@@ -205,7 +239,7 @@ Four GroupScorer::step(const Choice& c) {
   }
   stages_.resize(s.split.stages.size());
   for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
-  return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + s.optimizer[c.dense * s.expert.size() + c.expert];
+  return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
 }
 
 Four GroupScorer::step(const Choice& c, const Plan& given) {
@@ -216,7 +250,8 @@ Four GroupScorer::step(const Choice& c, const Plan& given) {
 Four GroupScorer::floor(const Choice& c) {
   prepare_times(c.stages);
   const ShardStages& s = table_.stages[c.stages];
-  return pipeline_floor(stage_[c.stages].floor, stage_[c.stages].exchange, micro_batches_[c.stages]) + s.optimizer[c.dense * s.expert.size() + c.expert];
+  return pipeline_floor(stage_[c.stages].floor, stage_[c.stages].exchange, micro_batches_[c.stages]) + s.optimizer[c.dense * s.expert.size() + c.expert] +
+         Four::of(shared_.problem.runtime.step_overhead.value);
 }
 
 Plan GroupScorer::plan(const Choice& c) const {

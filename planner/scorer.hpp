@@ -4,7 +4,7 @@
 /// (pipeline_step.hpp); its memory a maximum over stages of sums known beforehand. Equal to `Evaluator::Group::forecast`, which walks
 /// every slot and names every part (tests/planner/scorer_test.cpp).
 ///
-/// Covers 1F1B with whole stages, nothing on the host.
+/// Covers 1F1B with whole stages.
 
 #include <optional>
 
@@ -25,6 +25,7 @@ struct Choice {
 struct PeakBytes {
   std::int64_t states = 0;          ///< what stays alone, reserve included
   std::int64_t median = 0, p95 = 0; ///< peak over the step
+  std::int64_t host = 0;            ///< in host memory
 };
 
 class GroupScorer {
@@ -61,6 +62,7 @@ class GroupScorer {
   };
   struct StageTable {
     std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
+    std::vector<std::int64_t> host;                           ///< per stage: activations in host memory, 95th percentile
     std::int64_t crossing = 0;                                ///< bytes of the largest message between stages
     Four exchange;
     std::array<Transients, 16> transients;
@@ -72,6 +74,7 @@ class GroupScorer {
   void price_times();
   void prepare_times(std::size_t stages);
   const Transients& transients(const Choice& c);
+  [[nodiscard]] Four after_passes(const Choice& c) const;
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;

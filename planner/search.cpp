@@ -90,10 +90,10 @@ class Search {
 
   /// One table per weights and layouts, shared by micro-batches and recompute.
   void make_tables() {
-    std::map<std::pair<std::size_t, DType>, std::size_t> known;
+    std::map<std::tuple<std::size_t, DType, Offload>, std::size_t> known;
     std::vector<std::size_t> example;
     for (std::size_t i = 0; i < grid_.blocks.size(); ++i) {
-      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage}, example.size());
+      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage, grid_.blocks[i].plan.offload}, example.size());
       if (fresh) example.push_back(i);
       table_of_.push_back(it->second);
     }
@@ -147,7 +147,7 @@ class Search {
   Plan scheduled(Plan plan, int v) const {
     plan.schedule = grid_.schedule;
     plan.virtual_stages = v;
-    plan.stage_layers = even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
+    plan.stage_layers = grid_.split(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
     return plan;
   }
 
@@ -158,7 +158,7 @@ class Search {
     for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
       if (p.pp == pp)
         for (const bool reshard : grid_.reshards)
-          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch) ? 1 : 0;
+          for (const std::int64_t prefetch : grid_.prefetches) n += grid_.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1 || offloads_weights(grid_.blocks[block].plan.offload), reshard, prefetch) ? 1 : 0;
     return n;
   }
 
@@ -170,8 +170,14 @@ class Search {
     const std::int64_t have = problem_.cluster.device.memory.value;
     each_choice(i, scorer, unused, [&](const Choice& c) {
       if (fits) return;
-      if (closed_form()) fits = scorer.memory(c).p95 <= have;
-      else if (scorer.memory(c).states <= have) fits = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95.peak().value <= have;
+      if (closed_form()) {
+        const PeakBytes memory = scorer.memory(c);
+        fits = memory.p95 <= have && !host_overflow(problem_.cluster, {memory.host});
+      }
+      else {
+        const MemoryBreakdown m = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95;
+        fits = m.peak().value <= have && !host_overflow(problem_.cluster, m.host);
+      }
     });
     return fits;
   }
@@ -183,14 +189,25 @@ class Search {
     const std::int64_t states = out.group->standing(plan).peak().value;
     if (states > have) { ++out.states; out.nearest_states.take(states, i, c); return; }
     Forecast f = out.group->forecast(plan);
-    const PeakBytes memory{states, f.memory.peak().value, f.memory_p95.peak().value};
+    const PeakBytes memory{states, f.memory.peak().value, f.memory_p95.peak().value, f.memory_p95.host.value};
     if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
+    if (!host_takes(memory.host, out)) return;
     ++out.feasible;
     Four step = scorer.step(c);
     step = step * (f.step.value / step.median());
     step.v[0] = f.step.value;
     step.v[1] = f.step_p95.value;
     best.add(moeplan::found(problem_, grid_.blocks[i].plan, tables_[table_of_[i]].stages[c.stages], i, c, memory, step, scorer.micro_batches(c.stages)));
+  }
+
+  /// Whether a node holds what its ranks put into host memory; a rejection is counted.
+  bool host_takes(std::int64_t host, GroupResult& out) const {
+    if (host == 0) return true;
+    const auto reason = host_overflow(problem_.cluster, {host});
+    if (!reason) return true;
+    ++out.rejected["host_memory"];
+    out.example.try_emplace("host_memory", *reason);
+    return false;
   }
 
   GroupResult group(std::size_t i) {
@@ -206,6 +223,7 @@ class Search {
       const PeakBytes memory = scorer.memory(c);
       if (memory.states > have) { ++out.states; out.nearest_states.take(memory.states, i, c); return; }
       if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
+      if (!host_takes(memory.host, out)) return;
       ++out.feasible;
       const ShardStages& s = tables_[table_of_[i]].stages[c.stages];
       const double tokens = static_cast<double>(block.micro_batch * scorer.micro_batches(c.stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);

@@ -10,10 +10,16 @@ namespace moeplan {
 struct ShardEntry {
   int shard = 1;                           ///< dp_shard, or expert_shard
   bool gathers = false;                    ///< weights are cut over more than one rank
-  std::vector<Four> gather, reduce;        ///< seconds per kind
+  std::vector<Four> gather, reduce;        ///< seconds per kind and pass
+  std::vector<std::int64_t> host_fetch;    ///< bytes per kind and pass that come from the host, in one copy with the other half's
+  std::vector<Four> once_gather, once_reduce;   ///< seconds per kind that cross the network once a step instead
+  std::vector<Four> stage_gather, stage_reduce; ///< their sums per stage
   std::vector<std::int64_t> gathered;      ///< bytes per kind while it runs
   std::vector<std::int64_t> stage_states;  ///< bytes per stage that stay
+  std::vector<std::int64_t> stage_host;    ///< bytes per stage that stay in host memory
+  std::vector<std::int64_t> stage_host_optimizer;  ///< of them, what the optimizer streams through the device
   std::vector<std::int64_t> stage_trained; ///< elements per stage that the optimizer updates
+  std::vector<double> stage_orthogonal;            ///< flops of Muon's steps on them
 };
 
 /// Layouts of one number of stages.
@@ -22,8 +28,9 @@ struct ShardStages {
   int stage_ranks = 1, dp = 1, expert_data = 1;
   StageSplit split;
   std::vector<ShardEntry> dense, expert;
-  /// Optimizer seconds, dense x expert: the slowest stage's.
+  /// Optimizer seconds, dense x expert: the slowest stage's, and those of each.
   std::vector<Four> optimizer;
+  std::vector<std::vector<Four>> stage_optimizer;
 };
 
 struct ShardTable {

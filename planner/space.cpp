@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "core/error.hpp"
+#include "planner/rules.hpp"
+#include "sim/cost/groups.hpp"
 #include "sim/program/program.hpp"
 
 namespace moeplan {
@@ -31,21 +34,54 @@ std::int64_t routed_experts(const ModelSpec& model) {
   return experts;
 }
 
-/// Degrees this version lowers in the search: tensor, context and expert-tensor parallelism are priced only where pinned.
+/// The stages that a pinned split has.
+std::optional<int> stages_pin(const Pins& pins) {
+  if (pins.stage_layers.empty()) return pins.pp;
+  const int numbers = static_cast<int>(pins.stage_layers.size()), chunks = pins.virtual_stages.value_or(1);
+  const int stages = numbers / chunks;
+  if (numbers % chunks != 0 || (pins.pp && *pins.pp != stages))
+    throw InputError("--stage-layers", fmt::format("{} numbers for {} pipeline stages{}", numbers, pins.pp ? std::to_string(*pins.pp) : "whole", chunks > 1 ? fmt::format(" of {} chunks", chunks) : ""),
+                     "give one number of layers for each virtual stage");
+  return stages;
+}
+
+/// Degrees of a kind that is cut over tensor ranks: the pin, else divisors of `n` up to `most` that cut the model's shapes.
+template <class Set>
+std::vector<int> tensor_options(const Problem& problem, const std::optional<int>& pin, std::int64_t n, std::int64_t most, Set set) {
+  std::vector<int> out;
+  for (const int d : options_of(pin, n)) {
+    Plan probe;
+    set(probe.parallelism, d);
+    const auto reason = rules_of::tensor_divides(problem, probe);
+    if (pin && reason) throw InputError(probe.parallelism.tp > 1 ? "--tp" : "--etp", *reason, "use a degree that divides heads and widths");
+    if (pin || (d <= most && !reason)) out.push_back(d);
+  }
+  return out;
+}
+
 std::vector<Parallelism> layouts(const Problem& problem, const Pins& pins) {
   std::vector<Parallelism> out;
   const std::int64_t world = problem.cluster.devices(), experts = routed_experts(problem.model);
-  for (const int pp : options_of(pins.pp, world)) {
-    const int tp = pins.tp.value_or(1), cp = pins.cp.value_or(1), etp = pins.etp.value_or(1);
+  const std::vector<int> tps = tensor_options(problem, pins.tp, world, 1, [](Parallelism& p, int d) { p.tp = d; });
+  const std::vector<int> etps = tensor_options(problem, pins.etp, world, 1, [](Parallelism& p, int d) { p.etp = d; });
+  const std::vector<int> cps = options_of(pins.cp.value_or(1), world);
+  for (const int pp : options_of(stages_pin(pins), world)) for (const int tp : tps) for (const int cp : cps) {
     const std::int64_t stage = world / pp;
     if (stage % (static_cast<std::int64_t>(tp) * cp) != 0) continue;
+    Plan probe;
+    probe.parallelism.tp = tp, probe.parallelism.cp = cp;
+    probe.context_exchange = pins.context_exchange.value_or(ContextExchange::ring);
+    if (const auto reason = rules_of::context_divides(problem, probe)) {
+      if ((pins.cp || cp == 1) && (pins.tp || tp == 1)) throw InputError(pins.cp ? "--cp" : "--tp", *reason, "use a degree that divides the sequence");
+      continue;
+    }
     const std::int64_t dp = stage / tp / cp;
     for (const int shard : options_of(pins.dp_shard, dp)) {
       if (pins.dp_replicate && *pins.dp_replicate != dp / shard) continue;
-      for (const int ep : options_of(pins.ep, stage)) {
+      for (const int ep : options_of(pins.ep, stage)) for (const int etp : etps) {
         if (stage % (static_cast<std::int64_t>(ep) * etp) != 0) continue;
         if (!pins.ep && experts == 0 && ep > 1) continue;
-        if (!pins.ep && experts > 0 && experts % ep != 0) continue;
+        if (!pins.ep && experts > 0 && (experts + pins.expert_replicas.value_or(0)) % ep != 0) continue;
         for (const int expert_shard : options_of(pins.expert_shard, stage / ep / etp)) {
           if (experts == 0 && expert_shard > 1 && !pins.expert_shard) continue;
           out.push_back({.pp = pp, .tp = tp, .cp = cp, .ep = ep, .etp = etp, .dp_replicate = static_cast<int>(dp / shard), .dp_shard = shard, .expert_shard = expert_shard});
@@ -54,6 +90,70 @@ std::vector<Parallelism> layouts(const Problem& problem, const Pins& pins) {
     }
   }
   return out;
+}
+
+/// Ring and exchange of heads where softmax attention crosses context ranks and its heads divide; one of them where nothing differs.
+std::vector<ContextExchange> exchanges(const Problem& problem, const Pins& pins, const Parallelism& p) {
+  if (pins.context_exchange) {
+    Plan pinned;
+    pinned.parallelism = p;
+    pinned.context_exchange = *pins.context_exchange;
+    const auto reason = rules_of::heads_exchange(problem, pinned);
+    if (!reason) return {*pins.context_exchange};
+    if (pins.cp) throw InputError("--context-exchange", *reason, "use ring, or fewer context ranks");
+    return {};
+  }
+  const bool crosses = p.cp > 1 && std::any_of(problem.model.layers.begin(), problem.model.layers.end(), [](const LayerSpec& l) {
+    return std::any_of(l.sublayers.begin(), l.sublayers.end(), [](const Sublayer& s) {
+      const auto* gqa = std::get_if<GqaAttention>(&s.mixer);
+      const auto* mla = std::get_if<MlaAttention>(&s.mixer);
+      return (gqa && gqa->index_topk == 0) || (mla && !mla->indexer);
+    });
+  });
+  Plan probe;
+  probe.parallelism = p;
+  probe.context_exchange = ContextExchange::all_to_all;
+  if (!crosses || rules_of::heads_exchange(problem, probe)) return {ContextExchange::ring};
+  return {ContextExchange::ring, ContextExchange::all_to_all};
+}
+
+ExpertExchange pinned_exchange(const Pins& pins) {
+  ExpertExchange x;
+  x.dispatch = pins.dispatch.value_or(x.dispatch);
+  x.route = pins.route.value_or(x.route);
+  x.chunks = pins.expert_chunks.value_or(x.chunks);
+  x.capacity_factor = pins.capacity_factor;
+  x.overflow = pins.overflow.value_or(x.overflow);
+  x.pad = pins.pad.value_or(x.pad);
+  x.replicas = pins.expert_replicas.value_or(x.replicas);
+  x.placement = pins.placement.value_or(x.replicas > 0 ? ExpertPlacement::balanced : x.placement);
+  return x;
+}
+
+/// Nothing, the pin, or every set of parts whose bytes exist: frozen weights only where some are frozen.
+std::vector<Offload> offloads(const Problem& problem, const SearchOptions& options) {
+  if (options.pins.offload) return {*options.pins.offload};
+  if (!options.search_offload) return {Offload::none};
+  const Workload& w = problem.workload;
+  bool frozen = false;
+  for (const Tuning* t : {&w.attention, &w.dense, &w.shared, &w.experts, &w.embedding, &w.head}) frozen = frozen || t->training != Training::full;
+  std::vector<Offload> out;
+  for (const auto& [value, name] : EnumNames<Offload>::names)
+    if (frozen || !offloads_weights(value)) out.push_back(value);
+  return out;
+}
+
+/// Whether states go down a chain or through a scan: what the links do faster, unless pinned.
+StatePassing passing(const Problem& problem, const Links& links, const Pins& pins, const Plan& plan) {
+  if (pins.state_passing) return *pins.state_passing;
+  const Parallelism& p = plan.parallelism;
+  const StateFloats floats = largest_state(problem.model, p.tp);
+  if (p.cp == 1 || floats.state == 0) return StatePassing::scan;
+  const std::int64_t runs = context_runs(problem.model, plan), bytes = 4 * runs * plan.micro_batch;
+  const auto seconds = [&](Collective c, std::int64_t payload) {
+    return links.price({.collective = c, .group = Group::context, .payload = {payload}, .rows = runs}, group_shape(Group::context, p)).median;
+  };
+  return seconds(Collective::state_chain, bytes * floats.state) < seconds(Collective::state_scan, bytes * (floats.state + floats.transition)) ? StatePassing::chain : StatePassing::scan;
 }
 
 /// Micro-batches that keep a device busy and stay within what a step can hold: 1, 2, 4 ... sequences, at most 128 Ki tokens unless one sequence is longer.
@@ -71,16 +171,6 @@ std::vector<int> virtual_stages(const Pins& pins, Schedule schedule) {
   return schedule == Schedule::expert_overlap ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
 }
 
-/// Pinned tensor degrees must cut every block into parts whose shapes still meet: the program's own check says so.
-void require_splits(const Problem& problem, const Parallelism& p) {
-  if (p.tp == 1 && p.etp == 1) return;
-  Plan plan;
-  plan.parallelism = {.pp = 1, .tp = p.tp, .ep = p.ep, .etp = p.etp, .dp_shard = p.ep * p.etp};
-  plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
-  const std::vector<std::string> faults = verify(lower_unverified(problem, plan, 0));
-  if (!faults.empty()) throw InputError("--tp", fmt::format("{} (experts {}) does not cut this model: {}", p.tp, p.etp, faults.front()), "use a degree that divides heads and widths");
-}
-
 }  // namespace
 
 std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
@@ -89,6 +179,10 @@ std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
   for (std::size_t i = 1; rest > 0 && i + 1 < out.size(); ++i, --rest) ++out[i];
   for (std::size_t i = 0; rest > 0; ++i, --rest) ++out[i % out.size()];
   return out;
+}
+
+std::vector<std::int64_t> Grid::split(std::int64_t layers, int stages) const {
+  return static_cast<int>(pinned_split.size()) == stages ? pinned_split : even_stages(layers, stages);
 }
 
 std::vector<DType> storages(const Problem& problem) {
@@ -104,8 +198,6 @@ std::int64_t default_global_batch(const Problem& problem) { return 8 * problem.c
 
 Grid grid(const Problem& problem, const SearchOptions& options) {
   const Pins& pins = options.pins;
-  if (pins.cp.value_or(1) > 1)
-    throw InputError("--cp", fmt::format("{}: context parallelism is not in this version's programs", *pins.cp), "leave --cp at 1; recompute, pipeline stages or more devices make room for long sequences");
   const std::vector<Parallelism> all = layouts(problem, pins);
   if (all.empty()) {
     const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
@@ -113,8 +205,11 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
                                                 shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard)),
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }
-  require_splits(problem, all.front());
   Grid out;
+  out.pinned_split = pins.stage_layers;
+  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  if (const std::int64_t sum = std::accumulate(pins.stage_layers.begin(), pins.stage_layers.end(), std::int64_t{0}); !pins.stage_layers.empty() && sum != layers)
+    throw InputError("--stage-layers", fmt::format("stages_hold_layers: {} layers in all, the model has {}", sum, layers), "give numbers that add up to the model's layers");
   std::map<std::tuple<int, int, int, int>, std::vector<Parallelism>> by_degrees;
   for (const Parallelism& p : all) by_degrees[{p.tp, p.cp, p.ep, p.etp}].push_back(p);
   for (auto& [degrees, layouts] : by_degrees) out.layouts.push_back(std::move(layouts));
@@ -128,18 +223,28 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   out.prefetches = {problem.runtime.prefetch};
   if (pins.prefetch) out.prefetches = {*pins.prefetch};
   else if (problem.runtime.prefetch > 0 && out.schedule == Schedule::one_forward_one_backward) out.prefetches.push_back(0);
+  const std::vector<Offload> offloaded = offloads(problem, options);
+  const Links links(problem.cluster, problem.runtime);
   for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
     for (const Recompute recompute : recomputes) {
       for (const DType type : types) {
         for (std::size_t l = 0; l < out.layouts.size(); ++l) {
-          Plan plan;
-          plan.parallelism = out.layouts[l].front();
-          plan.micro_batch = micro_batch;
-          plan.recompute = recompute;
-          plan.frozen_storage = type;
-          plan.prefetch = out.prefetches.front();
-          plan.experts.chunks = pins.expert_chunks.value_or(1);
-          out.blocks.push_back({std::move(plan), l});
+          for (const ContextExchange exchange : exchanges(problem, pins, out.layouts[l].front())) {
+            Plan plan;
+            plan.parallelism = out.layouts[l].front();
+            plan.micro_batch = micro_batch;
+            plan.recompute = recompute;
+            plan.frozen_storage = type;
+            plan.prefetch = out.prefetches.front();
+            plan.experts = pinned_exchange(pins);
+            plan.context_exchange = exchange;
+            plan.state_passing = passing(problem, links, pins, plan);
+            plan.stage_layers = pins.stage_layers;
+            for (const Offload offload : offloaded) {
+              plan.offload = offload;
+              out.blocks.push_back({plan, l});
+            }
+          }
         }
       }
     }
@@ -162,10 +267,10 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
         if (!space.holds(p.pp, v, layers)) continue;
         plan.schedule = space.schedule;
         plan.virtual_stages = v;
-        plan.stage_layers = even_stages(layers, p.pp * v);
+        plan.stage_layers = space.split(layers, p.pp * v);
         for (const bool reshard : space.reshards) {
           for (const std::int64_t prefetch : space.prefetches) {
-            if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1, reshard, prefetch)) continue;
+            if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1 || offloads_weights(plan.offload), reshard, prefetch)) continue;
             plan.reshard_after_forward = reshard;
             plan.prefetch = prefetch;
             group.plans.push_back(plan);

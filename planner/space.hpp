@@ -23,12 +23,16 @@ struct Grid {
   Schedule schedule = Schedule::one_forward_one_backward;
   std::vector<int> virtual_stages{1};
   bool pinned_virtual = false;
+  std::vector<std::int64_t> pinned_split;   ///< layers of each virtual stage; empty: equal parts
   bool pinned_reshard = false;              ///< then it is taken even where it changes nothing
 
   /// Whether (reshard, prefetch) is one more plan of a layout: where nothing is gathered they change nothing, and the first of them counts.
   [[nodiscard]] bool distinct(bool gathers, bool reshard, std::int64_t prefetch) const {
     return gathers || ((reshard || pinned_reshard) && prefetch == prefetches.front());
   }
+
+  /// Layers of each of `stages` virtual stages: as pinned where that is their number, else equal parts.
+  [[nodiscard]] std::vector<std::int64_t> split(std::int64_t layers, int stages) const;
 
   /// Whether `v` virtual stages a stage are tried: with a layer each, unless pinned.
   [[nodiscard]] bool holds(int pp, int v, std::int64_t layers) const { return v == 1 || pinned_virtual || static_cast<std::int64_t>(pp) * v <= layers; }

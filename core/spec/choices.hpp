@@ -85,7 +85,7 @@ struct ExpertExchange {
   DType dispatch = DType::bf16;               ///< type in which tokens travel to the experts: bf16, or fp8 with a float per 128 values
   DispatchRoute route = DispatchRoute::two_hop;
   std::int64_t chunks = 1;                    ///< pieces whose exchange runs under another piece's experts
-  std::optional<double> capacity_factor;      ///< rows an expert takes over the mean; dropless without
+  std::optional<double> capacity_factor{};    ///< rows an expert takes over the mean; dropless without
   Overflow overflow = Overflow::drop_probability;
   bool pad = false;                           ///< experts work on their full capacity, which fixes shapes
   std::int64_t replicas = 0;                  ///< slots beyond one per expert, over all ranks of the expert group

@@ -39,6 +39,7 @@ struct Forecast {
   MemoryBreakdown memory;              ///< worst stage, median load
   MemoryBreakdown memory_p95;
   int worst_stage = 0;                 ///< pipeline stage of `memory`
+  double dropped = 0;                  ///< expected share of expert assignments beyond the capacity
   Flops model_flops{};                 ///< of the whole step over all devices: forward + backward, no recompute
   double tokens_per_second = 0;        ///< whole cluster
   double tokens_per_second_per_device = 0;

@@ -6,14 +6,17 @@ namespace moeplan::rules_of {
 
 /// Experts are dealt out whole and evenly.
 std::optional<std::string> experts_divide(const Problem& problem, const Plan& plan) {
-  if (plan.parallelism.ep == 1) return std::nullopt;
+  if (plan.parallelism.ep == 1 && plan.experts.replicas == 0) return std::nullopt;
   bool any = false;
   for (const LayerSpec& layer : problem.model.layers) {
     for (const Sublayer& s : layer.sublayers) {
       const MoeFfn* moe = std::get_if<MoeFfn>(&s.mixer);
       if (!moe) continue;
       any = true;
-      if (moe->experts % plan.parallelism.ep != 0) return fmt::format("{} experts do not divide over {} expert ranks", moe->experts, plan.parallelism.ep);
+      const std::int64_t replicas = plan.experts.replicas;
+      if (replicas > 0 && (moe->experts + replicas) % plan.parallelism.ep != 0)
+        return fmt::format("{} experts and {} replicas do not divide over {} expert ranks", moe->experts, replicas, plan.parallelism.ep);
+      if (replicas == 0 && moe->experts % plan.parallelism.ep != 0) return fmt::format("{} experts do not divide over {} expert ranks", moe->experts, plan.parallelism.ep);
     }
   }
   if (any) return std::nullopt;

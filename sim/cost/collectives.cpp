@@ -33,6 +33,8 @@ constexpr double kNvlsFrom = 5;
 constexpr double kCollectiveLow = 0.80, kCollectiveHigh = 2.0, kExchangeLow = 0.80, kExchangeHigh = 1.5;
 /// Reading the counts back: a 4 KB copy to the host (6.9 us) and two launches (4.6 us each), measured on one H200, 2026-11-29.
 constexpr double kHostRead = 16.1e-6;
+/// A small copy between device and host: 6.9 us, the same measurement.
+constexpr double kHostCopyLatency = 6.9e-6;
 /// Mean wait in the notify kernels of DeepSeek's production trace, EP64: 2.0 ms, because they wait for the slowest peer.
 constexpr double kNotifyHigh = 2.0e-3;
 
@@ -42,6 +44,9 @@ double hop(const std::array<Hop, kProtocols>& table, Protocol p, bool tree, doub
 const std::array<Hop, kProtocols>& hops_of(LinkKind kind) {
   return kind == LinkKind::scale_up ? kScaleUpHop : kind == LinkKind::pcie ? kPcieHop : kNetHop;
 }
+
+/// Rounds in which `ranks` x `runs` affine maps are combined into every prefix.
+double scan_rounds(std::int64_t ranks, std::int64_t runs) { return std::ceil(std::log2(static_cast<double>(ranks * std::max<std::int64_t>(1, runs)))); }
 
 }  // namespace
 
@@ -57,7 +62,7 @@ double distinct_groups(double experts, double top_k, double groups, double top_g
   return distinct_domains(experts * top_groups / groups, top_k, top_groups);
 }
 
-Links::Links(const ClusterSpec& cluster, const Runtime& runtime) : deduplicated_(runtime.deduplicated_dispatch), launch_(runtime.launch_overhead.value) {
+Links::Links(const ClusterSpec& cluster, const Runtime& runtime) : deduplicated_(runtime.deduplicated_dispatch), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare) {
   if (cluster.tiers.empty() || cluster.tiers.size() > kMaxTiers)
     throw InputError(cluster.name + ": tiers", fmt::format("{} tiers", cluster.tiers.size()), fmt::format("give 1 to {}", kMaxTiers));
   for (const LinkTier& t : cluster.tiers) {
@@ -93,16 +98,22 @@ TierBytes Links::bytes(const CommCall& call, GroupShape group) const {
         if (deduplicated_ && call.rows > 0 && call.tokens > 0) {
           // Copies to distinct domains of the tier inside this one, those that leave the sender's own.
           const double rows = static_cast<double>(call.rows), tokens = static_cast<double>(call.tokens);
-          const double copies = std::min(rows, tokens * distinct_domains(static_cast<double>(call.experts), rows / tokens, n / inner));
-          out[t] = payload / rows * copies * (1 - inner / m[t]);
+          // Direct: to each rank that holds one of its experts, whatever lies between.
+          const double copies = std::min(rows, tokens * distinct_domains(static_cast<double>(call.experts), rows / tokens, call.direct ? n : n / inner));
+          out[t] = payload / rows * copies * (call.direct ? (m[t] - inner) / n : 1 - inner / m[t]);
         } else {
           out[t] = payload * (m[t] - inner) / n;
         }
         break;
-      case Collective::send_receive: out[t] = payload; break;
+      case Collective::send_receive:
+      case Collective::state_chain: out[t] = payload; break;
+      case Collective::state_scan: out[t] = payload * scan_rounds(group.size, call.rows); break;
+      case Collective::all_to_all: out[t] = payload * (m[t] - inner) / n; break;
+      case Collective::to_host:
+      case Collective::from_host: break;
     }
   }
-  if (call.collective == Collective::send_receive) {  // one neighbour; the farthest pair of the pipeline sets the pace
+  if (call.collective == Collective::send_receive || call.collective == Collective::state_chain || call.collective == Collective::state_scan) {  // neighbours; the farthest pair sets the pace
     std::size_t far = 0;
     for (std::size_t t = 0; t < tiers_; ++t)
       if (out[t] > 0) far = t;
@@ -167,7 +178,15 @@ double Links::collective(Collective op, double payload, GroupShape group) const 
   return best;
 }
 
+double Links::message_latency(std::size_t tier) const {
+  return (kBase[kSimple].ring + hop(hops_of(tier_[tier].kind), kSimple, false, tier_[tier].latency * 1e6)) * 1e-6;
+}
+
 Estimate Links::price(const CommCall& call, GroupShape group, double skew) const {
+  if (is_host_copy(call.collective)) {
+    const double copy = host_rate_ > 0 ? static_cast<double>(call.payload.value) / host_rate_ + kHostCopyLatency + launch_ : 0;
+    return {{copy}, {copy * kCollectiveLow}, {copy * kCollectiveHigh}, Basis::roofline};
+  }
   if (group.size <= 1) return {};
   double time = 0, low = kCollectiveLow, high = kCollectiveHigh;
   switch (call.collective) {
@@ -191,7 +210,34 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
       const TierBytes b = bytes(call, group);
       for (std::size_t t = 0; t < tiers_; ++t)
         if (b[t] > 0)
-          time = b[t] / tier_[t].collective_rate + (kBase[kSimple].ring + hop(hops_of(tier_[t].kind), kSimple, false, tier_[t].latency * 1e6)) * 1e-6;
+          time = b[t] / tier_[t].collective_rate + message_latency(t);
+      break;
+    }
+    case Collective::to_host:
+    case Collective::from_host: break;   // priced above
+    case Collective::all_to_all: {
+      const TierBytes b = bytes(call, group);
+      double latency = 0;
+      for (std::size_t t = 0; t < tiers_; ++t) {
+        if (b[t] <= 0) continue;
+        time = std::max(time, b[t] / tier_[t].exchange_rate);
+        latency = message_latency(t);
+      }
+      time += latency;
+      break;
+    }
+    case Collective::state_chain: {
+      // One run after the other, up the ranks and down again: the hops of all tiers add up, each with one run's state.
+      const auto m = members(group);
+      const double n = static_cast<double>(group.size), runs = static_cast<double>(std::max<std::int64_t>(1, call.rows)), state = static_cast<double>(call.payload.value) / runs;
+      for (std::size_t t = 0; t < tiers_; ++t)
+        time += runs * std::max(0.0, n / (t == 0 ? 1 : m[t - 1]) - n / m[t]) * (state / tier_[t].collective_rate + message_latency(t));
+      break;
+    }
+    case Collective::state_scan: {
+      const TierBytes b = bytes(call, group);
+      for (std::size_t t = 0; t < tiers_; ++t)
+        if (b[t] > 0) time = b[t] / tier_[t].collective_rate + scan_rounds(group.size, call.rows) * message_latency(t);
       break;
     }
   }

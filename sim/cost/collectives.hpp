@@ -36,6 +36,10 @@ using TierBytes = std::array<double, kMaxTiers>;
 /// (H800, EP64: 26 and 34 GB/s against 50-51 isolated; github.com/deepseek-ai/profile-data).
 inline constexpr double kOverlappedExchangeRate = 0.65;
 
+/// Share of a host link's data-sheet rate that large copies from pinned memory reach: 55 of 63 GB/s of PCIe 5.0 x16, one direction
+/// (protocol overhead of 128-byte payloads leaves 0.87-0.9). Both directions run at once.
+inline constexpr double kHostLinkShare = 0.87;
+
 /// Prices communication calls; built once per problem, const and thread-safe afterwards.
 class Links {
  public:
@@ -65,12 +69,15 @@ class Links {
     double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency;
   };
   [[nodiscard]] double collective(Collective op, double payload, GroupShape group) const;
+  /// Seconds before a message's first byte arrives (NCCL Simple, one hop).
+  [[nodiscard]] double message_latency(std::size_t tier) const;
   [[nodiscard]] double all_reduce_tree(double payload, const std::array<double, kMaxTiers>& m) const;
 
   std::array<Tier, kMaxTiers> tier_{};
   std::size_t tiers_ = 0;
   bool deduplicated_;
   double launch_;
+  double host_rate_;
 };
 
 }  // namespace moeplan

@@ -12,6 +12,7 @@ namespace {
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 Activity activity_of(const CommCall& call) {
+  if (is_host_copy(call.collective)) return Activity::copy;
   switch (call.group) {
     case Group::expert: case Group::expert_tensor: return Activity::expert_communication;
     case Group::tensor: case Group::context: return Activity::tensor_communication;
@@ -64,6 +65,16 @@ class Chain {
     if (!graph_.steps.empty()) step.after.push_back(static_cast<std::int32_t>(graph_.steps.size() - 1));
     graph_.steps.push_back(std::move(step));
   }
+  /// A copy over the host link, before what follows.
+  void copy(Collective direction, Bytes payload) {
+    if (payload.value <= 0) return;
+    BlockNode node;
+    node.call = CommCall{.collective = direction, .group = Group::world, .payload = payload};
+    node.lane = Lane::copy;
+    Step step{.track = Track::copy, .kind = Activity::copy, .duration = to_picoseconds(costs_.price(node).median), .name = job_.name(call_name(node))};
+    if (!graph_.steps.empty()) step.after.push_back(static_cast<std::int32_t>(graph_.steps.size() - 1));
+    graph_.steps.push_back(std::move(step));
+  }
   std::int32_t finish() {
     if (graph_.steps.empty()) return -1;
     job_.passes.push_back(std::move(graph_));
@@ -89,8 +100,10 @@ class ProgramCompiler {
       if (known == sharded_.end()) {
         const std::string& name = p_.blocks[index(s.block)].name;
         Chain gather(job_, costs_, "gather of " + name), reduce(job_, costs_, "reduce of " + name);
+        gather.copy(Collective::from_host, s.sharding.host_fetch);
         gather.add(Collective::all_gather, Group::data_shard, s.sharding.dense_gather);
         gather.add(Collective::all_gather, Group::expert_data_shard, s.sharding.expert_gather);
+        reduce.add(Collective::all_reduce, Group::tensor, s.sharding.tensor_reduce);
         reduce.add(Collective::reduce_scatter, Group::data_shard, s.sharding.dense_reduce);
         reduce.add(Collective::all_reduce, Group::data_replicate, share(s.sharding.dense_reduce, par_.dp_shard * par_.cp));
         reduce.add(Collective::reduce_scatter, Group::expert_data_shard, s.sharding.expert_reduce);
@@ -208,12 +221,16 @@ class ProgramCompiler {
     StateBytes state = p_.resident;
     for (const Slot& s : p_.slots) state += s.state;
     if (state.trained_elements > 0) {
-      op::AdamW adam{};
-      adam.elements = state.trained_elements;
       BlockNode node;
-      node.call = OpCall{adam, Pass::forward, {}};
-      Step step{.track = Track::compute, .kind = Activity::optimizer, .duration = to_picoseconds(costs_.price(node).median), .name = job_.name("adamw")};
+      node.call = optimizer_call(state, p_.optimizer);
+      Step step{.track = Track::compute, .kind = Activity::optimizer, .duration = to_picoseconds(costs_.price(node).median), .name = job_.name(std::string(name_of(p_.optimizer)))};
       step.after.push_back(0);
+      if (state.host_optimizer.value > 0) {   // in and out at once, beside the steps over what is there
+        node.call = optimizer_copy(state);
+        Step copy{.track = Track::copy, .kind = Activity::copy, .duration = to_picoseconds(costs_.price(node).median), .name = job_.name("optimizer states from and to host")};
+        copy.after.push_back(0);
+        g.steps.push_back(std::move(copy));
+      }
       g.steps.push_back(std::move(step));
     }
     job_.passes.push_back(std::move(g));
@@ -312,7 +329,7 @@ StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs
         if (!implied) s.after.push_back(before);
       }
       const auto self = static_cast<std::int32_t>(g.steps.size());
-      if (comm) {
+      if (comm && !is_host_copy(comm->collective)) {
         s.call = add_call(job, *comm, duration, costs);
         if (comm->collective == Collective::combine)
           for (const std::int32_t a : s.after) if (computes(g.steps[index(a)].kind)) g.arrows.push_back({a, self});

@@ -21,7 +21,8 @@ inline constexpr double kExchangeMultiprocessors = 20, kCollectiveMultiprocessor
 [[nodiscard]] inline double multiprocessors_of(Collective collective, std::string_view generation) {
   switch (collective) {
     case Collective::dispatch: case Collective::combine: return kExchangeMultiprocessors;
-    case Collective::send_receive: return kNeighbourMultiprocessors;
+    case Collective::send_receive: case Collective::state_chain: case Collective::state_scan: return kNeighbourMultiprocessors;
+    case Collective::to_host: case Collective::from_host: return 0;   // copy engines
     default: return generation == "blackwell" ? kCollectiveMultiprocessorsBlackwell : kCollectiveMultiprocessors;
   }
 }
@@ -35,7 +36,9 @@ inline constexpr double kExchangeMultiprocessors = 20, kCollectiveMultiprocessor
     case Collective::reduce_scatter: return 3 * others;
     case Collective::all_reduce: return 5 * others;
     case Collective::dispatch: case Collective::combine: return 2;
-    case Collective::send_receive: return 1;
+    case Collective::send_receive: case Collective::to_host: case Collective::from_host: return 1;
+    case Collective::all_to_all: return 2 * others;
+    case Collective::state_chain: case Collective::state_scan: return 2;
   }
   return 0;
 }

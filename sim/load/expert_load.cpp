@@ -133,14 +133,14 @@ Shares realised(const Shares& population, const Sampling& sampling, std::uint64_
 }
 
 LoadTable::LoadTable(const LoadModel& load, std::int64_t layers, std::int64_t experts, std::vector<std::int64_t> ep_degrees, const Sampling& sampling,
-                     std::int64_t draws)
+                     std::int64_t draws, const RankLoads& loads_of)
     : layers_(static_cast<std::size_t>(layers)), draws_(static_cast<std::size_t>(std::max<std::int64_t>(draws, 1))) {
   if (sampling.sequences < 1 || sampling.sequence_length < 1 || sampling.top_k < 1 || !(sampling.precision > 0))
     throw InputError("load", "a sampling without tokens", "give sequences, their length and top-k of at least 1");
   const bool flat = std::holds_alternative<UniformLoad>(load.distribution);
   if (flat) draws_ = 1;
   for (const std::int64_t ep : ep_degrees) {
-    check_ep(static_cast<std::size_t>(experts), ep);
+    if (!loads_of) check_ep(static_cast<std::size_t>(experts), ep);
     degrees_.push_back({ep, std::vector<double>(draws_ * (layers_ + 1) * static_cast<std::size_t>(ep), 0.0), std::vector<double>(draws_ * layers_, 1.0)});
   }
   for (std::size_t d = 0; d < draws_; ++d) {
@@ -148,7 +148,7 @@ LoadTable::LoadTable(const LoadModel& load, std::int64_t layers, std::int64_t ex
     for (std::size_t l = 0; l < layers_; ++l) {
       const Shares shares = flat ? population[l] : realised(population[l], sampling, seed_of(load.seed, 0x10000 + l, d));
       for (Degree& degree : degrees_) {
-        const auto ranks = rank_loads(shares, degree.ep);
+        const auto ranks = loads_of ? loads_of(population[l], shares) : rank_loads(shares, degree.ep);
         degree.busiest[d * layers_ + l] = *std::max_element(ranks.begin(), ranks.end());
         const double* before = &degree.loads[(d * (layers_ + 1) + l) * ranks.size()];
         double* after = &degree.loads[(d * (layers_ + 1) + l + 1) * ranks.size()];
@@ -193,6 +193,22 @@ double drop_rate(const Shares& shares, double capacity_factor) {
   return sum / experts;
 }
 
+Shares capped(const Shares& shares, double capacity_factor, bool reroute, bool pad) {
+  const double most = capacity_factor / static_cast<double>(shares.size());
+  if (pad) return Shares(shares.size(), most);
+  Shares out = shares;
+  double over = 0, room = 0;
+  for (double& s : out) {
+    over += std::max(0.0, s - most);
+    s = std::min(s, most);
+    room += most - s;
+  }
+  if (!reroute || room <= 0) return out;
+  const double taken = std::min(1.0, over / room);
+  for (double& s : out) s += (most - s) * taken;
+  return out;
+}
+
 double drop_rate_log_normal(double sigma, double capacity_factor) {
   if (capacity_factor <= 0) return 1;
   if (sigma <= 0) return std::max(0.0, 1 - capacity_factor);
@@ -217,10 +233,7 @@ std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64
 
 double capped_rank_factor(const Shares& shares, std::int64_t ep, double capacity_factor, bool pad) {
   if (pad) return capacity_factor;
-  Shares capped = shares;
-  const double most = capacity_factor / static_cast<double>(shares.size());
-  for (double& s : capped) s = std::min(s, most);
-  return rank_factor(capped, ep);
+  return rank_factor(capped(shares, capacity_factor, false, false), ep);
 }
 
 }  // namespace moeplan

@@ -4,6 +4,7 @@
 /// Models, measurements and validity: docs/load.md.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/spec/load.hpp"
@@ -55,13 +56,17 @@ struct FactorBand {
   StageFactors p50, p95;
 };
 
+/// Load of each rank over the mean from a layer's expected shares and those that a micro-batch realises: what placement, replicas and
+/// capacity make of them.
+using RankLoads = std::function<std::vector<double>(const Shares& population, const Shares& served)>;
+
 /// Factors of any run of layers at several degrees, from draws made once: what a search over stage splits asks. Const and
 /// thread-safe after construction. `UniformLoad` stands for forced balance and has no noise.
 class LoadTable {
  public:
   /// Throws InputError for a trace that does not fit the model or a degree that does not divide the experts.
   LoadTable(const LoadModel& load, std::int64_t layers, std::int64_t experts, std::vector<std::int64_t> ep_degrees, const Sampling& sampling,
-            std::int64_t draws = 16);
+            std::int64_t draws = 16, const RankLoads& rank_loads = {});
   /// MoE layers [first, last); neutral for an empty run. `ep` is one of the degrees given.
   [[nodiscard]] FactorBand stage(std::int64_t ep, std::size_t first, std::size_t last) const;
   [[nodiscard]] std::size_t layers() const { return layers_; }
@@ -83,6 +88,10 @@ class LoadTable {
 /// Expected share of assignments dropped when each expert takes at most `capacity_factor` times the mean: mean of max(0, f - CF)
 /// over f = share x experts. No re-routing. Under Megatron's convention the shares are those of one rank's own batch.
 [[nodiscard]] double drop_rate(const Shares& shares, double capacity_factor);
+
+/// Shares after every expert takes at most `capacity_factor` times the mean. `reroute`: what does not fit goes to experts with room, in
+/// proportion to it, as far as there is room; otherwise it is dropped. `pad`: every expert works on its full capacity.
+[[nodiscard]] Shares capped(const Shares& shares, double capacity_factor, bool reroute, bool pad);
 
 /// Same in closed form: log-normal loads of sigma s: Phi(d) - CF Phi(d - s), d = (s^2/2 - ln CF) / s.
 [[nodiscard]] double drop_rate_log_normal(double sigma, double capacity_factor);

@@ -52,6 +52,7 @@ SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
   SlotMemory out;
   out.gathered = sharding.gathered;
   out.has_backward = !block.backward.empty();
+  out.host = block.host;
   for (std::size_t i = 1; i < block.input_grads.size(); ++i)
     if (block.input_grads[i] >= 0) out.carried_gradients += block.values[index(block.input_grads[i])].bytes();
   for (const ValueId g : block.weight_grads)
@@ -80,7 +81,8 @@ MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime,
   m[MemoryCategory::weights] = state.weights;
   m[MemoryCategory::adapters] = state.adapters;
   m[MemoryCategory::gradients] = state.gradients;
-  m[MemoryCategory::optimizer] = state.optimizer;
+  m[MemoryCategory::optimizer] = state.optimizer + optimizer_window(state);
+  m.host = state.host_weights + state.host_optimizer;
   m[MemoryCategory::runtime_context] = runtime.context;
   std::int64_t communicators = p.world() > 1 ? 1 : 0;
   for (const int degree : {p.pp, p.tp, p.cp, p.ep, p.etp, p.dp_replicate, p.dp_shard, p.expert_shard}) communicators += degree > 1 && degree < p.world();
@@ -140,7 +142,10 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
     unreduced = slot.unreduced;
     remaining -= slot.gathered;
   }
-  return best.breakdown(runtime);
+  MemoryBreakdown out = best.breakdown(runtime);
+  out.host = stage.state.host_weights + stage.state.host_optimizer;
+  for (const SlotMemory& s : stage.slots) out.host += s.host * stage.in_flight;
+  return out;
 }
 
 const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
@@ -152,6 +157,7 @@ const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
 MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Runtime& runtime, const Parallelism& parallelism) {
   Peak best;
   Categories now = standing_memory(of.state, runtime, parallelism).at_peak;
+  Bytes host = of.state.host_weights + of.state.host_optimizer, most_host = host;
   std::map<std::pair<std::int32_t, std::int32_t>, bool> carried;   // by chunk and micro-batch
   Bytes unreduced{};
   const auto enter = [&](std::int32_t slot, std::int32_t j) {
@@ -175,6 +181,7 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
     if (i.slot + 1 < chunk.end || !chunk.ends_model) add(peak, MemoryCategory::activations, slot.carried_gradients);
     best.consider(peak, what, index(i.slot), pass);
     add(now, slot.put_off);
+    host += Bytes{} - slot.host;
     unreduced = slot.weight_backward ? Bytes{} : slot.unreduced;
     leave(i.slot);
   };
@@ -190,6 +197,8 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
         add(peak, slot.forward->at_peak);
         best.consider(peak, "forward", index(i.slot), *slot.forward);
         add(now, slot.kept);
+        host += slot.host;
+        most_host = std::max(most_host, host);
         unreduced = {};
         break;
       }
@@ -200,6 +209,8 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
       case Phase::forward_backward:
         enter(i.forward_slot, i.forward_micro_batch);
         add(now, slot.kept, -1);
+        host += of.slots[index(i.forward_slot)].host;
+        most_host = std::max(most_host, host);
         consider_backward("forward and backward", i, of.pair(i.forward_slot, i.slot));
         add(now, of.slots[index(i.forward_slot)].kept);
         break;
@@ -215,7 +226,9 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
       default: break;
     }
   }
-  return best.breakdown(runtime);
+  MemoryBreakdown out = best.breakdown(runtime);
+  out.host = most_host;
+  return out;
 }
 
 MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {

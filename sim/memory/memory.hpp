@@ -21,6 +21,7 @@ struct SlotMemory {
   Bytes gathered{};           ///< unsharded weights while it runs
   Bytes carried_gradients{};  ///< accumulated gradients of the carried values that reach it
   Bytes unreduced{};          ///< its weight gradients until they are reduced
+  Bytes host{};               ///< kept in host memory, per micro-batch in flight
   bool has_backward = true;
 };
 

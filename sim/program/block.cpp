@@ -1,57 +1,19 @@
 #include "sim/program/block.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cassert>
 #include <map>
 
+#include "sim/program/call_kinds.hpp"
+#include "sim/program/context_steps.hpp"
+#include "sim/program/host_steps.hpp"
+
 namespace moeplan {
 namespace {
 
-bool is_view(const GraphNode& node) {
-  const Op* op = std::get_if<Op>(&node.call);
-  return op && moeplan::is_view(*op);
-}
-
-/// A plain sum: the gradient of both inputs is the gradient of the output itself, and nothing runs backward.
-bool is_sum(const Op& op) {
-  const op::Add* add = std::get_if<op::Add>(&op);
-  return add && add->scale == 1;
-}
-
-/// Calls that read and write a few bytes an element and nothing else: repeating them costs less than keeping their output.
-bool is_cheap(std::string_view kind) {
-  static constexpr std::array names{"rms_norm", "gated_rms_norm", "layer_norm", "glu", "activation", "add", "mul_gate", "rope", "split", "short_conv", "attention_residual", "hyper_expand", "hyper_pre", "hyper_post"};
-  return std::find(names.begin(), names.end(), kind) != names.end();
-}
-
-/// Products whose weight gradient may wait. Source: Qi et al. 2024; norms and biases make theirs with the input gradient.
-bool may_wait(std::string_view kind) { return kind == "linear" || kind == "grouped_linear"; }
-
-/// Routing decisions are always kept: a recomputed router could pick other experts.
-bool is_routing(std::string_view kind) { return kind == "router" || kind == "indexer"; }
-
-Lane lane_of(const CommCall& comm) {
-  switch (comm.group) {
-    case Group::expert: case Group::expert_tensor: case Group::tensor: case Group::context: return Lane::expert_communication;
-    default: return Lane::data_communication;
-  }
-}
-
-Collective reversed(Collective c) {
-  switch (c) {
-    case Collective::all_gather: return Collective::reduce_scatter;
-    case Collective::reduce_scatter: return Collective::all_gather;
-    case Collective::dispatch: return Collective::combine;
-    case Collective::combine: return Collective::dispatch;
-    default: return c;
-  }
-}
-
 class Differentiator {
  public:
-  Differentiator(Graph graph, Recompute recompute, bool split) : recompute_(recompute), split_(split) {
+  Differentiator(Graph graph, Recompute recompute, bool split, bool offload) : recompute_(recompute), split_(split), offload_(offload) {
     block_.name = std::move(graph.name);
     block_.values = std::move(graph.values);
     block_.weights = std::move(graph.weights);
@@ -70,10 +32,13 @@ class Differentiator {
   }
 
   Block run(bool needs_input_grad) {
-    for (const GraphNode& n : nodes_) block_.forward.push_back(forward_node(n));
+    for (const GraphNode& n : nodes_) emit_forward(n, n.inputs, n.outputs, false, block_.forward);
     find_wanted(needs_input_grad);
     choose_kept();
+    if (offload_) for (const auto& [v, returned] : move_kept(block_)) current_[index(v)] = returned;
+    const std::size_t returns = block_.backward.size();
     emit_backward();
+    order_returns(block_, returns);
     find_put_off();
     return std::move(block_);
   }
@@ -83,12 +48,25 @@ class Differentiator {
   const Value& value(ValueId id) const { return block_.values[index(id)]; }
 
   static BlockNode forward_node(const GraphNode& n) {
-    BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights};
-    if (const Op* op = std::get_if<Op>(&n.call)) {
-      out.call = OpCall{*op, Pass::forward, {}};
-      bind_operands(*op, out);
-    } else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
+    BlockNode out{.call = HostWait{}, .reads = n.inputs, .writes = n.outputs, .weights = n.weights, .summary = n.summary};
+    if (const Op* op = std::get_if<Op>(&n.call)) out.call = OpCall{*op, Pass::forward, {}};
+    else if (const CommCall* comm = std::get_if<CommCall>(&n.call)) { out.call = *comm; out.lane = lane_of(*comm); }
     return out;
+  }
+
+  /// A forward call on these values, written out where other context ranks take part.
+  void emit_forward(const GraphNode& n, std::vector<ValueId> reads, std::vector<ValueId> writes, bool recompute, std::vector<BlockNode>& to) {
+    if (n.context == ContextWork::ring) {
+      ring_forward(block_, n, n.exchange.rows, reads, writes, recompute, to);
+      return;
+    }
+    BlockNode out = forward_node(n);
+    out.reads = std::move(reads);
+    out.writes = std::move(writes);
+    if (const Op* op = std::get_if<Op>(&n.call); op && !n.summary) bind_operands(*op, out);
+    for (const ValueId v : n.also) out.reads.push_back(v);   // always kept: the same value in both passes
+    out.recompute = recompute;
+    to.push_back(std::move(out));
   }
 
   /// Operands of a forward call from what it reads and writes.
@@ -149,7 +127,7 @@ class Differentiator {
 
   bool may_keep(ValueId v) const {
     const std::int32_t p = value(v).producer;
-    if (p < 0) return true;
+    if (p < 0 || value(v).always_kept) return true;
     // Each tensor rank keeps its share of the sequence; what was gathered is gathered again (Korthikanti et al. 2022, section 4.2.2).
     if (const CommCall* comm = std::get_if<CommCall>(&nodes_[index(p)].call); comm && comm->collective == Collective::all_gather && comm->group == Group::tensor) return false;
     const Op* op = std::get_if<Op>(&nodes_[index(p)].call);
@@ -163,14 +141,17 @@ class Differentiator {
     if (seen[index(v)]) return;
     seen[index(v)] = true;
     if (may_keep(v)) { kept[index(v)] = true; return; }
-    for (const ValueId in : nodes_[index(value(v).producer)].inputs) demand(in, kept, seen);
+    const GraphNode& n = nodes_[index(value(v).producer)];
+    for (const auto* list : {&n.inputs, &n.also})
+      for (const ValueId in : *list) demand(in, kept, seen);
   }
 
   void choose_kept() {
     std::vector<bool> kept(block_.forward_values, false), seen(block_.forward_values, false);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (wants_[i].input_grad || wants_[i].weight_grad)
-        for (const ValueId v : backward_operands(i)) demand(v, kept, seen);
+        for (const auto& list : {backward_operands(i), nodes_[i].also})
+          for (const ValueId v : list) demand(v, kept, seen);
     available_.assign(block_.forward_values, false);
     for (std::size_t v = 0; v < kept.size(); ++v) {
       if (!kept[v]) continue;
@@ -185,19 +166,17 @@ class Differentiator {
     const std::int32_t p = value(v).producer;
     assert(p >= 0 && "a block input that backward needs was not kept");
     const GraphNode& n = nodes_[index(p)];
-    BlockNode again = forward_node(n);
-    again.recompute = true;
-    for (ValueId& in : again.reads) in = obtain(in);
-    for (ValueId& out : again.writes) {
+    std::vector<ValueId> reads = n.inputs, writes = n.outputs;
+    for (ValueId& in : reads) in = obtain(in);
+    for (ValueId& out : writes) {
       const ValueId original = out;
       Value copy = value(original);
       copy.name += " (recomputed)";
       out = add_value(std::move(copy), block_.category[index(original)]);
-      if (is_view(n)) block_.alias[index(out)] = block_.alias[index(again.reads.front())];
+      if (is_view(n)) block_.alias[index(out)] = block_.alias[index(reads.front())];
       if (!available_[index(original)]) { available_[index(original)] = true; current_[index(original)] = out; }
     }
-    if (const Op* op = std::get_if<Op>(&n.call)) bind_operands(*op, again);
-    block_.backward.push_back(std::move(again));
+    emit_forward(n, std::move(reads), std::move(writes), true, block_.backward);
     return current_[index(v)];
   }
 
@@ -284,13 +263,15 @@ class Differentiator {
     if (split) later = pass_node({false, true});
     std::vector<std::pair<ValueId, ValueId>> contributions;
     std::vector<std::pair<WeightId, ValueId>> sums;   // second uses of a weight in this block
-    std::size_t next_in = 0, next_weight = 0;
+    std::vector<ValueId> of_input, of_weight;   // gradients by input, -1 where none is wanted; of trained weights
+    std::size_t next_weight = 0;
     for (std::size_t o = 0; o < contract.size(); ++o) {
       const Role role = contract[o].role;
       if (role == Role::input || role == Role::index) {
-        const ValueId in = n.inputs[next_in++];
+        const ValueId in = n.inputs[of_input.size()];
+        of_input.push_back(-1);
         if (role == Role::index || !carries_[index(in)]) continue;
-        node.writes.push_back(node.gradients[o] = gradient_value(in));
+        node.writes.push_back(of_input.back() = node.gradients[o] = gradient_value(in));
         contributions.emplace_back(in, node.gradients[o]);
       } else if (role == Role::weight) {
         const WeightId w = n.weights[next_weight++];
@@ -299,12 +280,20 @@ class Differentiator {
         const ValueId g = add_value({.name = "d " + weight.name, .shape = weight.shape, .dtype = DType::f32, .differentiable = false}, MemoryCategory::gradients);
         BlockNode& writer = split ? later : node;
         writer.writes.push_back(writer.gradients[o] = g);
+        of_weight.push_back(g);
         if (block_.weight_grads[index(w)] < 0) block_.weight_grads[index(w)] = g;
         else sums.emplace_back(w, g);
       }
     }
-    if (split) block_.weight_backward.push_back(std::move(later));
-    if (!split || now.input_grad) input_backward(n, std::move(node), contributions);
+    if (n.context == ContextWork::ring && wants_[i].input_grad) {
+      ring_backward(block_, n, n.exchange.rows, wants_[i], node.reads, of_input, of_weight, block_.backward);
+      for (const auto& [in, g] : contributions) accumulate(in, g);
+    } else {
+      Edges edges;
+      if (n.context != ContextWork::none) edges = read_also(n, of_input, node);
+      if (split) block_.weight_backward.push_back(std::move(later));
+      if (!split || now.input_grad) input_backward(n, std::move(node), contributions, edges);
+    }
     for (const auto& [w, g] : sums) {
       const Value& part = value(g);
       const ValueId sum = add_value({.name = part.name, .shape = part.shape, .dtype = part.dtype, .differentiable = false}, MemoryCategory::gradients);
@@ -313,10 +302,39 @@ class Differentiator {
     }
   }
 
-  void input_backward(const GraphNode& n, BlockNode node, const std::vector<std::pair<ValueId, ValueId>>& contributions) {
+  /// Gradients of the rows before this rank's runs, and of the inputs that they belong to.
+  struct Edges {
+    std::vector<ValueId> before, inputs;
+  };
+
+  /// Lets a backward call read what its forward call read from other context ranks, and write the gradients of those rows.
+  Edges read_also(const GraphNode& n, const std::vector<ValueId>& of_input, BlockNode& node) {
+    Edges out;
+    if (n.context == ContextWork::state) {
+      const ValueId behind = state_backward(block_, n, node.reads, block_.backward);
+      node.reads.insert(node.reads.end(), {n.also.front(), behind});
+    } else if (n.context == ContextWork::halo) {
+      node.reads.insert(node.reads.end(), n.also.begin(), n.also.end());
+      for (std::size_t a = 0; a < n.also.size(); ++a) {
+        const ValueId g = of_input[index(n.also_first) + a];
+        if (g < 0) continue;
+        out.before.push_back(add_like(block_, n.also[a], "d " + value(n.also[a]).name));
+        out.inputs.push_back(g);
+      }
+      node.writes.insert(node.writes.end(), out.before.begin(), out.before.end());
+    }
+    return out;
+  }
+
+  void input_backward(const GraphNode& n, BlockNode node, std::vector<std::pair<ValueId, ValueId>>& contributions, const Edges& edges) {
     // The gradients of views are pieces of the gradient of what they view.
     if (is_view(n)) for (const ValueId piece : arriving(n)) if (block_.alias[index(piece)] == piece) block_.alias[index(piece)] = node.writes.front();
     block_.backward.push_back(std::move(node));
+    if (!edges.before.empty()) {
+      const std::vector<ValueId> whole = halo_backward(block_, n, edges.before, edges.inputs, block_.backward);
+      for (auto& [in, g] : contributions)
+        if (const auto at = std::find(edges.inputs.begin(), edges.inputs.end(), g); at != edges.inputs.end()) g = whole[static_cast<std::size_t>(at - edges.inputs.begin())];
+    }
     for (const auto& [in, g] : contributions) accumulate(in, g);
   }
 
@@ -337,15 +355,19 @@ class Differentiator {
 
   void backward_comm(std::size_t i) {
     const GraphNode& n = nodes_[i];
+    if (n.forward_only) { accumulate(n.inputs.front(), arriving(n).front()); return; }
     CommCall comm = std::get<CommCall>(n.call);
     comm.collective = reversed(comm.collective);
+    if (comm.back.value > 0) std::swap(comm.payload, comm.back);
     const ValueId g = gradient_value(n.inputs.front());
+    if (n.in_place) block_.alias[index(g)] = block_.alias[index(arriving(n).front())];
     block_.backward.push_back({.call = comm, .lane = lane_of(comm), .reads = arriving(n), .writes = {g}, .weights = {}});
     accumulate(n.inputs.front(), g);
   }
 
   Recompute recompute_;
   bool split_;
+  bool offload_;
   Block block_;
   std::vector<GraphNode> nodes_;
   std::vector<bool> carries_, available_;
@@ -356,8 +378,8 @@ class Differentiator {
 
 }  // namespace
 
-Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split) {
-  return Differentiator(std::move(graph), recompute, split).run(needs_input_grad);
+Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split, bool offload) {
+  return Differentiator(std::move(graph), recompute, split, offload).run(needs_input_grad);
 }
 
 }  // namespace moeplan

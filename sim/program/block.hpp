@@ -26,8 +26,10 @@ struct BlockNode {
   std::vector<WeightId> weights;
   bool recompute = false;   ///< repeats a forward call inside the backward pass
   bool is_backward = false; ///< side by side: of the backward pass
+  bool summary = false;     ///< run for its final state alone (context parallelism)
   /// Operator calls, for each operand of the contract: the value it is (forward) or that is read again (backward), and the gradient
-  /// that arrives (outputs) or is written (inputs, trained weights); -1 for weights themselves and for what is absent.
+  /// that arrives (outputs) or is written (inputs, trained weights); -1 for weights themselves and for what is absent. Empty where the
+  /// call is one of several that share its work with other context ranks.
   std::vector<ValueId> operands = {}, gradients = {};
 };
 
@@ -48,6 +50,7 @@ struct Block {
   std::vector<ValueId> kept;                   ///< written in the forward pass (or an input), read in the backward pass
   std::vector<ValueId> put_off;                ///< split schedules: what the backward pass leaves for weight_backward and the reduction
   std::size_t forward_values = 0;
+  Bytes host{};                                ///< kept in host memory between the passes
 };
 
 /// Bytes of one pass of a block, relative to what other blocks hold.
@@ -68,7 +71,10 @@ struct BlockMemory {
 /// `recompute`: none keeps all that backward reads; selective repeats what is cheap (norms, activations, gates, views);
 /// full keeps the block's inputs and the routing decisions only (recompute never changes the routing). `split`: the weight
 /// gradients of linear and grouped_linear go to weight_backward; what they read is recomputed in the backward pass and put off.
-[[nodiscard]] Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split = false);
+/// `offload`: what is kept leaves for host memory once it is made and comes back in the order in which the backward pass reads it;
+/// values below `kOffloaded` stay.
+inline constexpr Bytes kOffloaded{std::int64_t{1} << 20};
+[[nodiscard]] Block differentiate(Graph graph, Recompute recompute, bool needs_input_grad, bool split = false, bool offload = false);
 
 /// Walks the lifetimes of the passes.
 [[nodiscard]] BlockMemory block_memory(const Block& block);

@@ -88,6 +88,8 @@ WeightId Builder::weight(WeightClass cls, const std::string& name, Shape shape, 
                      .split = split, .trained = training(cls) == Training::full, .sources = std::move(sources)});
 }
 
+void Builder::hold_rows(WeightId id, std::int64_t rows) { graph_.weights[static_cast<std::size_t>(id)].shape.dim[0] = rows; }
+
 void Builder::buffer(WeightId id) {
   Weight& w = graph_.weights[static_cast<std::size_t>(id)];
   w.buffer = true;
@@ -160,15 +162,15 @@ ValueId Builder::linear(ValueId x, WeightId w, std::int64_t out_local, WeightCla
   return call(call_op, std::array{x}, weights).front();
 }
 
-std::vector<WeightId> Builder::adapters(WeightId w, const std::string& adapter_name, std::int64_t in, std::int64_t out) {
+std::vector<WeightId> Builder::adapters(WeightId w, const std::string& adapter_name, std::int64_t in, std::int64_t out, WeightSplit a_split, WeightSplit b_split) {
   const WeightClass cls = graph_.weights[static_cast<std::size_t>(w)].cls;
   const std::int64_t rank = lora_rank(cls);
   if (rank == 0) return {};
-  const auto adapter = [&](const char* part, Shape shape) {
-    return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = shape, .full_shape = shape, .trained = true, .adapter = true, .sources = {}});
+  const auto adapter = [&](const char* part, Shape shape, WeightSplit split) {
+    return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = shape, .full_shape = shape, .split = split, .trained = true, .adapter = true, .sources = {}});
   };
-  const WeightId a = adapter(".lora_A.weight", {rank, in});
-  return {a, adapter(".lora_B.weight", {out, rank})};
+  const WeightId a = adapter(".lora_A.weight", {rank, in}, a_split);
+  return {a, adapter(".lora_B.weight", {out, rank}, b_split)};
 }
 
 ValueId Builder::grouped_linear(ValueId rows, WeightId w, std::int64_t experts_local, std::int64_t out_local, const std::string& adapter_name, WeightId bias) {
@@ -232,6 +234,24 @@ ValueId Builder::leave_tensor_region(ValueId y) {
   return out;
 }
 
+ValueId Builder::sum_statistics(ValueId x, std::int64_t bytes_per_row, bool twice) {
+  if (context_.tp == 1) return x;
+  Value v = value(x);
+  const std::int64_t rows = v.shape.rank ? v.shape[0] : 1;
+  v.name += ".summed";
+  v.producer = static_cast<std::int32_t>(graph_.nodes.size());
+  const ValueId out = add_value(std::move(v));
+  graph_.nodes.push_back({.call = CommCall{.collective = Collective::all_reduce, .group = Group::tensor, .payload = {rows * bytes_per_row}}, .inputs = {x}, .weights = {}, .outputs = {out}, .in_place = true, .forward_only = !twice});
+  return out;
+}
+
+Bytes Builder::wire_bytes(ValueId rows) const {
+  const Value& v = value(rows);
+  if (context_.dispatch != DType::fp8) return v.bytes();
+  const std::int64_t columns = v.shape[v.shape.rank - 1], n = v.shape.elements() / columns;
+  return {n * (columns + 4 * ceil_div(columns, 128))};
+}
+
 ValueId Builder::dispatch(ValueId rows, std::int64_t tokens, std::int64_t experts) {
   ValueId out = rows;
   const std::int64_t sent = value(rows).shape[0];
@@ -241,9 +261,9 @@ ValueId Builder::dispatch(ValueId rows, std::int64_t tokens, std::int64_t expert
     v.name = scope_ + "dispatched";
     v.ragged = v.dispatch_buffer = true;
     v.producer = static_cast<std::int32_t>(graph_.nodes.size());
-    const Bytes payload = value(rows).bytes();
+    const Bytes payload = wire_bytes(rows), back = value(rows).bytes();   // gradients of these rows are summed: bf16
     out = add_value(std::move(v));
-    graph_.nodes.push_back({.call = CommCall{.collective = Collective::dispatch, .group = Group::expert, .payload = payload, .rows = sent, .tokens = tokens, .experts = experts},
+    graph_.nodes.push_back({.call = CommCall{.collective = Collective::dispatch, .group = Group::expert, .payload = payload, .rows = sent, .tokens = tokens, .experts = experts, .direct = context_.direct, .back = payload == back ? Bytes{} : back},
                             .inputs = {rows}, .weights = {}, .outputs = {out}});
     if (context_.dropless) graph_.nodes.push_back({.call = HostWait{}, .inputs = {out}, .weights = {}, .outputs = {}});
   }
@@ -280,7 +300,8 @@ ValueId Builder::combine(ValueId rows, std::int64_t sent_rows, std::int64_t toke
   v.producer = static_cast<std::int32_t>(graph_.nodes.size());
   const Bytes payload = v.bytes();
   const ValueId out = add_value(std::move(v));
-  graph_.nodes.push_back({.call = CommCall{.collective = Collective::combine, .group = Group::expert, .payload = payload, .rows = sent_rows, .tokens = tokens, .experts = experts},
+  const Bytes back = wire_bytes(out);   // its gradient is dispatched
+  graph_.nodes.push_back({.call = CommCall{.collective = Collective::combine, .group = Group::expert, .payload = payload, .rows = sent_rows, .tokens = tokens, .experts = experts, .direct = context_.direct, .back = payload == back ? Bytes{} : back},
                           .inputs = {in}, .weights = {}, .outputs = {out}});
   return out;
 }

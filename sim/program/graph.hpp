@@ -60,25 +60,34 @@ struct EnumNames<Group> {
       std::pair{Group::pipeline, std::string_view("pipeline")}, std::pair{Group::world, std::string_view("world")}};
 };
 
-enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, dispatch, combine, send_receive };
+enum class Collective : std::uint8_t { all_gather, reduce_scatter, all_reduce, dispatch, combine, send_receive, all_to_all, state_chain, state_scan, to_host, from_host };
 template <>
 struct EnumNames<Collective> {
   static constexpr std::array names{
       std::pair{Collective::all_gather, std::string_view("all_gather")}, std::pair{Collective::reduce_scatter, std::string_view("reduce_scatter")},
       std::pair{Collective::all_reduce, std::string_view("all_reduce")}, std::pair{Collective::dispatch, std::string_view("dispatch")},
-      std::pair{Collective::combine, std::string_view("combine")}, std::pair{Collective::send_receive, std::string_view("send_receive")}};
+      std::pair{Collective::combine, std::string_view("combine")}, std::pair{Collective::send_receive, std::string_view("send_receive")},
+      std::pair{Collective::all_to_all, std::string_view("all_to_all")}, std::pair{Collective::state_chain, std::string_view("state_chain")},
+      std::pair{Collective::state_scan, std::string_view("state_scan")}, std::pair{Collective::to_host, std::string_view("to_host")},
+      std::pair{Collective::from_host, std::string_view("from_host")}};
 };
+/// Copies over the host link: no other rank takes part.
+[[nodiscard]] constexpr bool is_host_copy(Collective c) { return c == Collective::to_host || c == Collective::from_host; }
 
 /// One communication call of this rank. `payload` follows nccl-tests: the full size (all-gather output, reduce-scatter input,
-/// all-reduce buffer); for dispatch and combine the bytes this rank sends if no copy stays local and none is de-duplicated.
+/// all-reduce buffer, all-to-all buffer of one rank); for dispatch and combine the bytes this rank sends if no copy stays local and none
+/// is de-duplicated; for send_receive what goes to the neighbour; for a chain of states the states of all runs of this rank, for a scan
+/// what it sends in each round.
 struct CommCall {
   Collective collective = Collective::all_gather;
   Group group = Group::data_shard;
   Bytes payload{};
-  std::int64_t rows = 0;        ///< dispatch/combine: token copies this rank sends (tokens x top-k)
+  std::int64_t rows = 0;        ///< dispatch/combine: token copies this rank sends (tokens x top-k); state_*: runs of tokens on this rank
   std::int64_t tokens = 0;      ///< dispatch/combine: tokens they come from
   std::int64_t experts = 0;     ///< dispatch/combine: experts routed over
   bool beside_compute = false;  ///< dispatch/combine: the schedule lays another pass's compute beside it
+  bool direct = false;          ///< dispatch/combine: once to each rank instead of once to each node
+  Bytes back{};                 ///< dispatch/combine: payload of the reverse call, which may travel in another type; 0: the same
   bool operator==(const CommCall&) const = default;
 };
 
@@ -94,8 +103,17 @@ struct Value {
   bool ragged = false;          ///< rows follow the routing
   bool differentiable = true;
   bool dispatch_buffer = false; ///< counted as dispatch buffer, not activation
+  bool always_kept = false;     ///< small and from other ranks: kept for backward in every recompute mode
   std::int32_t producer = -1;   ///< node that writes it; -1 for a block input
   [[nodiscard]] Bytes bytes() const { return stored_bytes(dtype, shape); }
+};
+
+/// How an operator that looks at tokens of other context ranks is run (context_steps.hpp writes it out).
+enum class ContextWork : std::uint8_t {
+  none,
+  ring,    ///< keys and values of all ranks pass by, one part a step
+  halo,    ///< also reads the last rows before this rank's runs of tokens
+  state,   ///< also reads the recurrent state before this rank's runs
 };
 
 /// One call of the forward graph. For an operator `inputs`, `weights` and `outputs` follow the order of its operands.
@@ -104,6 +122,13 @@ struct GraphNode {
   std::vector<ValueId> inputs;
   std::vector<WeightId> weights;
   std::vector<ValueId> outputs;
+  bool in_place = false;        ///< communication: the output is the input, its bytes where they were
+  ContextWork context = ContextWork::none;
+  std::vector<ValueId> also{};  ///< what `context` reads beyond the operator's operands; never differentiated in the graph
+  std::int32_t also_first = 0;  ///< halo: the input whose rows also[0] precede; the others follow
+  CommCall exchange{};          ///< halo, state: the call that brought `also`, backward it takes the gradients back; ring: its size in `rows`
+  bool summary = false;         ///< the operator runs for its final state alone, which is the only output
+  bool forward_only = false;    ///< communication in place that the backward pass does not repeat
 };
 
 /// Forward graph of a block. Inputs come first in `values`.

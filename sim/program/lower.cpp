@@ -44,7 +44,7 @@ Issuer issuer(const Program& p, const Plan& plan) {
   std::vector<IssueSlot> slots;
   for (const Slot& s : p.slots) {
     const Block& b = p.blocks[index(s.block)];
-    slots.push_back({.gathers = s.sharding.gathered.value > 0, .reduces = s.sharding.dense_reduce.value + s.sharding.expert_reduce.value > 0,
+    slots.push_back({.gathers = s.sharding.gathered.value > 0, .reduces = s.sharding.reduces(),
                      .backward = !b.backward.empty(), .weight_backward = !b.weight_backward.empty()});
   }
   std::vector<IssueChunk> chunks;
@@ -62,7 +62,14 @@ BlockContext block_context(const Problem& problem, const Plan& plan, double rout
   c.cp = plan.parallelism.cp;
   c.ep = plan.parallelism.ep;
   c.etp = plan.parallelism.etp;
+  c.context_exchange = plan.context_exchange;
+  c.state_passing = plan.state_passing;
+  c.runs = context_runs(problem.model, plan);
   c.routed_scale = routed_scale;
+  c.dropless = !plan.experts.capacity_factor;
+  c.dispatch = plan.experts.dispatch;
+  c.direct = plan.experts.route == DispatchRoute::direct;
+  c.replicas = plan.experts.replicas;
   c.expert_storage = plan.frozen_storage;
   // Types that only expert checkpoints come in (mxfp4, nvfp4, int4) leave the other projections as they ship; fp8, int8 and nf4
   // are quantisations that frameworks apply to every linear layer. A model without experts takes the type everywhere.
@@ -73,6 +80,19 @@ BlockContext block_context(const Problem& problem, const Plan& plan, double rout
   c.linear_storage = everywhere || !has_experts ? plan.frozen_storage : DType::bf16;
   c.workload = problem.workload;
   return c;
+}
+
+int context_runs(const ModelSpec& model, const Plan& plan) {
+  if (plan.parallelism.cp == 1) return 1;
+  for (const LayerSpec& layer : model.layers)
+    for (const Sublayer& s : layer.sublayers) {
+      const auto* gqa = std::get_if<GqaAttention>(&s.mixer);
+      const auto* mla = std::get_if<MlaAttention>(&s.mixer);
+      const bool whole = (gqa && !gqa->window && gqa->index_topk == 0) || (mla && !mla->indexer);   // every query sees all keys before it
+      if (whole && plan.context_exchange == ContextExchange::ring) return 2;
+      if ((mla && mla->indexer) || (gqa && gqa->index_topk > 0) || std::holds_alternative<CompressedAttention>(s.mixer)) return 2;
+    }
+  return 1;
 }
 
 ModelOutline outline(const ModelSpec& model, const Workload& workload) {
@@ -100,7 +120,7 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
 
 Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
-  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before, splits_backward(plan));
+  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
   apply_runtime(block, problem, plan);
   return plan.experts.chunks > 1 ? chunked_exchange(std::move(block), plan.experts.chunks) : block;
 }
@@ -135,6 +155,7 @@ Program lower_unverified(const Problem& problem, const Plan& plan, int rank, dou
   Program p;
   p.rank = rank;
   p.stage = rank / plan.parallelism.stage_ranks();
+  p.optimizer = problem.workload.optimizer;
   const ModelOutline model = outline(problem.model, problem.workload);
   const auto model_layers = static_cast<std::int32_t>(problem.model.layers.size());
   std::map<std::string, std::int32_t> known;

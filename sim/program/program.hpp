@@ -18,13 +18,18 @@ struct SlotSharding {
   Bytes dense_gather{}, expert_gather{};   ///< all-gather outputs (payloads) over the dense and the expert shard group
   Bytes gathered{};                        ///< memory of the unsharded copies while the block runs (casts of trained weights included)
   Bytes dense_reduce{}, expert_reduce{};   ///< reduce-scatter inputs of trained gradients, unsharded
+  Bytes host_fetch{};                      ///< frozen shards that come from host memory before each gather
+  Bytes tensor_reduce{};                   ///< of these what tensor ranks hold alike: each saw its share of tokens or heads, so they are summed first
   bool operator==(const SlotSharding&) const = default;
+  [[nodiscard]] bool reduces() const { return dense_reduce.value + expert_reduce.value + tensor_reduce.value > 0; }
 };
 
 /// Long-lived bytes of the weights of one block on one rank.
 struct StateBytes {
   Bytes weights{}, adapters{}, gradients{}, optimizer{};
+  Bytes host_weights{}, host_optimizer{};  ///< in host memory
   std::int64_t trained_elements = 0;       ///< on this rank, after sharding
+  double orthogonal_flops = 0;             ///< Muon: of its Newton-Schulz steps on this rank's share of the matrices
   StateBytes& operator+=(const StateBytes& o);
 };
 
@@ -53,6 +58,7 @@ struct Program {
   std::vector<Instance> instances;
   StateBytes resident;             ///< idle weights (vision tower)
   std::vector<ProgramChunk> chunks;   ///< virtual stages of this rank, in model order
+  OptimizerKind optimizer = OptimizerKind::adamw;
 };
 
 /// Everything about a model that lowering asks for, composed once: which layer kinds there are and what crosses stages.
@@ -66,11 +72,30 @@ struct ModelOutline {
 /// The context of a plan's blocks. `routed_scale`: rows that reach this rank's experts over the balanced share.
 [[nodiscard]] BlockContext block_context(const Problem& problem, const Plan& plan, double routed_scale = 1.0);
 
+/// Runs of consecutive tokens of a sequence on a context rank. Where late queries cost more than early ones (ring attention, indexers)
+/// rank r of n holds runs r and 2 n - 1 - r, which makes all ranks equal; otherwise one.
+[[nodiscard]] int context_runs(const ModelSpec& model, const Plan& plan);
+
+/// Floats of the largest recurrent state of a model's mixers on one tensor rank and of the map from the state before a run to the one
+/// after it (delta rules: a d_k x d_k matrix a head; others: their decays); zero without such mixers.
+struct StateFloats {
+  std::int64_t state = 0, transition = 0;
+};
+[[nodiscard]] StateFloats state_floats(const Mixer& mixer, int tp);
+[[nodiscard]] StateFloats largest_state(const ModelSpec& model, int tp);
+
 /// Lowers one slot of the model: -1 embedding, 0 .. layers-1, layers = head.
 [[nodiscard]] Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale);
 
 /// The weights of a slot alone, without its passes: what the states depend on.
 [[nodiscard]] Block slot_weights(const Problem& problem, const Plan& plan, std::int32_t layer);
+
+/// The optimizer's call over a rank's trained elements. Muon's matrices stand as one shape that costs as many flops.
+[[nodiscard]] OpCall optimizer_call(const StateBytes& state, OptimizerKind kind);
+/// What streams through the device in each direction while it steps over states in host memory.
+[[nodiscard]] CommCall optimizer_copy(const StateBytes& state);
+/// Device memory of that stream: two pieces.
+[[nodiscard]] Bytes optimizer_window(const StateBytes& state);
 
 [[nodiscard]] SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan);
 [[nodiscard]] StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& plan);

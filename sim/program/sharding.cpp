@@ -14,6 +14,12 @@ std::int64_t shard_degree(const Weight& w, const Parallelism& p) {
   return is_expert(w) ? p.expert_shard : static_cast<std::int64_t>(p.dp_shard) * p.cp;
 }
 
+/// Whether several tensor ranks hold the same rows: weights that are not cut, and key-value heads or state groups fewer than ranks.
+bool held_alike(const Weight& w, const Parallelism& p) {
+  if (p.tp == 1 || is_expert(w)) return false;
+  return w.split == WeightSplit::none || (w.split == WeightSplit::column && w.shape[0] > ceil_div(w.full_shape[0], p.tp));
+}
+
 Bytes part(Bytes whole, std::int64_t degree) { return {ceil_div(whole.value, degree)}; }
 
 /// Bytes of optimizer state per trained element. AdamW: two fp32 moments. 8-bit: two bytes and an fp32 scale per block of 256
@@ -40,6 +46,9 @@ StateBytes& StateBytes::operator+=(const StateBytes& o) {
   adapters += o.adapters;
   gradients += o.gradients;
   optimizer += o.optimizer;
+  host_weights += o.host_weights;
+  host_optimizer += o.host_optimizer;
+  orthogonal_flops += o.orthogonal_flops;
   trained_elements += o.trained_elements;
   return *this;
 }
@@ -51,11 +60,14 @@ SlotSharding slot_sharding(const Block& block, const Problem& problem, const Pla
     const Bytes whole = stored_bytes(w.dtype, w.shape);
     const bool cast = w.trained && problem.runtime.master_weights && !problem.runtime.compute_copy;
     if (degree > 1) (is_expert(w) ? out.expert_gather : out.dense_gather) += whole;
-    if ((degree > 1 && !problem.runtime.distributed_optimizer) || cast) out.gathered += whole;
+    const bool fetched = !w.trained && offloads_weights(plan.offload);
+    if (fetched) out.host_fetch += part(whole, degree);
+    if ((degree > 1 && !problem.runtime.distributed_optimizer) || cast || fetched) out.gathered += whole;
     if (w.trained) {
       const Bytes gradient = stored_bytes(problem.runtime.reduce, w.shape);
       const std::int64_t replicas = is_expert(w) ? plan.parallelism.expert_data() : plan.parallelism.dp() * plan.parallelism.cp;
       if (replicas > 1) (is_expert(w) ? out.expert_reduce : out.dense_reduce) += gradient;
+      if (held_alike(w, plan.parallelism)) out.tensor_reduce += gradient;
     }
   }
   return out;
@@ -71,19 +83,48 @@ StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& p
     // A tied head is the embedding itself where both are on one stage, and a copy of it elsewhere.
     if (w.sources.empty() && !w.adapter && plan.parallelism.pp == 1) continue;
     if (!w.trained) {
-      out.weights += part(stored_bytes(w.dtype, w.shape), degree);
+      (offloads_weights(plan.offload) ? out.host_weights : out.weights) += part(stored_bytes(w.dtype, w.shape), degree);
       continue;
     }
     const std::int64_t updated = ceil_div(w.shape.elements(), shard_degree(w, plan.parallelism));
     const DType master = w.adapter ? runtime.adapter : runtime.master_weights ? DType::f32 : DType::bf16;
+    const bool away = offloads_optimizer(plan.offload);
     Bytes held = stored_bytes(master, {runtime.compute_copy ? updated : elements});
-    if (runtime.compute_copy && master == DType::f32) held += stored_bytes(DType::bf16, {elements});
+    // A master copy beside the weights that are used is part of what the optimizer alone reads; without one it is the weights.
+    if (runtime.compute_copy && master == DType::f32) {
+      if (away) out.host_optimizer += held, held = {};
+      held += stored_bytes(DType::bf16, {elements});
+    }
     (w.adapter ? out.adapters : out.weights) += held;
     out.gradients += stored_bytes(runtime.gradient, {elements});
-    out.optimizer += Bytes{static_cast<std::int64_t>(std::ceil(static_cast<double>(updated) * optimizer_bytes(problem.workload.optimizer, w.shape, runtime.moment)))};
+    (away ? out.host_optimizer : out.optimizer) += Bytes{static_cast<std::int64_t>(std::ceil(static_cast<double>(updated) * optimizer_bytes(problem.workload.optimizer, w.shape, runtime.moment)))};
     out.trained_elements += updated;
+    if (problem.workload.optimizer == OptimizerKind::muon && w.shape.rank >= 2) {
+      const std::int64_t columns = w.shape[w.shape.rank - 1], rows = w.shape[w.shape.rank - 2];
+      op::AdamW whole{.elements = updated, .optimizer = OptimizerKind::muon, .rows = rows, .columns = columns};
+      const double all = whole.flops(Pass::forward, {}).value;
+      whole.rows = whole.columns = 0;
+      out.orthogonal_flops += all - whole.flops(Pass::forward, {}).value;
+    }
   }
   return out;
+}
+
+OpCall optimizer_call(const StateBytes& state, OptimizerKind kind) {
+  op::AdamW call{.elements = state.trained_elements, .optimizer = kind};
+  if (kind == OptimizerKind::muon && state.orthogonal_flops > 0) {
+    // A square matrix of side s costs 5 (4 + 2) s^3 flops, 30 s for each of its elements.
+    const double side = state.orthogonal_flops / (30 * static_cast<double>(std::max<std::int64_t>(1, state.trained_elements)));
+    call.rows = call.columns = std::max<std::int64_t>(1, std::llround(side));
+  }
+  return {call, Pass::forward, {}};
+}
+
+CommCall optimizer_copy(const StateBytes& state) { return {.collective = Collective::from_host, .group = Group::world, .payload = state.host_optimizer}; }
+
+Bytes optimizer_window(const StateBytes& state) {
+  constexpr std::int64_t kPiece = std::int64_t{256} << 20;
+  return {std::min(state.host_optimizer.value, 2 * kPiece)};
 }
 
 std::int64_t in_flight(const Plan& plan, int stage) {

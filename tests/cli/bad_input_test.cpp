@@ -147,6 +147,17 @@ TEST_F(BadInput, FlagsOutOfRange) {
   expect_refused(plan_with({"--frozen-storage", "bf15"}), "known: ");
   expect_refused(plan_with({"--offload", "everything"}), "--offload");
   expect_refused(plan_with({"--flops", "none"}), "--flops");
+  expect_refused(plan_with({"--context-exchange", "gossip"}), "known: ring, all_to_all");
+  expect_refused(plan_with({"--state-passing", "pigeon"}), "known: chain, scan");
+  expect_refused(plan_with({"--dispatch-route", "scenic"}), "known: two_hop, direct");
+  expect_refused(plan_with({"--overflow", "spill"}), "known: drop_probability, drop_position, reroute");
+  expect_refused(plan_with({"--expert-placement", "random"}), "known: contiguous, balanced, hierarchical");
+  expect_refused(plan_with({"--dispatch", "int4"}), "bf16 or fp8");
+  for (const char* flag : {"--expert-chunks", "--capacity-factor", "--stage-layers"})
+    for (const char* wrong : {"0", "-1", "abc", ""}) expect_refused(plan_with({std::string(flag) + "=" + wrong}), flag);
+  expect_refused(plan_with({"--expert-replicas=-1"}), "--expert-replicas");
+  expect_refused(plan_with({"--expert-chunks", "4", "--offload", "activations"}), "4 chunks");
+  expect_refused(plan_with({"--pad-to-capacity"}), "capacity factor");
   expect_refused(plan_with({"--targets", "attention,heart"}), "known: attention, dense");
 }
 
@@ -161,8 +172,13 @@ TEST_F(BadInput, PartsThatDoNotFitEachOther) {
   expect_refused(plan_with({"--frozen-storage", "nf4", "--runtime", "megatron-core"}), "megatron-core");
   expect_refused(plan_with({"--pp", "3"}), "no layout of 8 devices");
   expect_refused(plan_with({"--ep", "64"}), "no layout of 8 devices");
+  expect_refused(plan_with({"--pp", "2", "--stage-layers", "1,1,1"}), "3 numbers for 2 pipeline stages");
+  expect_refused(plan_with({"--stage-layers", "1000,1"}), "stages_hold_layers");
+  expect_refused({"plan", "qwen3-8b", "--device", "h200", "--gpus", "8", "--seq", "4095", "--cp", "2"}, "context x tensor ranks");
+  expect_refused({"plan", "qwen2.5-0.5b", "--device", "h200", "--gpus", "8", "--tp", "4"}, "14 attention heads do not divide over 4 tensor ranks");
+  expect_refused({"plan", "qwen2.5-0.5b", "--device", "h200", "--gpus", "4", "--seq", "32768", "--cp", "4", "--tp", "1", "--context-exchange", "all_to_all"}, "2 key-value heads cannot be exchanged");
   expect_refused(plan_with({"--micro-batch", "16777216", "--seq", "16777216"}), "--micro-batch");
-  expect_refused(plan_with({"--global-batch", "7", "--pp", "1"}), "7");
+  expect_refused(plan_with({"--global-batch", "7", "--pp", "1", "--tp", "1"}), "7");
   expect_refused(plan_with({"--global-batch", "64", "--tokens", "1000"}), "less than one step");
   const std::string trace = write("trace.json", R"({"distribution": {"kind": "trace", "counts": [[1, 2, 3]]}})");
   expect_refused(plan_with({"--load", trace}), "3 experts");
@@ -185,6 +201,11 @@ TEST_F(BadInput, PlanFilesThatWereTamperedWith) {
   tampered([](Json& j) { j["plan"]["stage_layers"] = Json::array({1000}); }, "stage");
   tampered([](Json& j) { j["plan"]["stage_layers"] = Json::array({1, 1}); }, "stage");
   tampered([](Json& j) { j["plan"]["offload"] = "moon"; }, "moon");
+  tampered([](Json& j) { j["plan"]["context_exchange"] = "gossip"; }, "known: ring, all_to_all");
+  tampered([](Json& j) { j["plan"]["experts"]["chunks"] = 0; }, "chunks");
+  tampered([](Json& j) { j["plan"]["experts"]["replicas"] = 3; }, "replicas");
+  tampered([](Json& j) { j["plan"]["experts"]["capacity_factor"] = -1; }, "capacity_factor");
+  tampered([](Json& j) { j["plan"]["experts"]["dispatch"] = "u8"; }, "bf16 or fp8");
   tampered([](Json& j) { j["plan"]["frozen_storage"] = "i64"; }, "frozen_storage");
   tampered([](Json& j) { j["plan"]["parallelism"]["tp"] = 1 << 20, j["plan"]["parallelism"]["pp"] = 1 << 20, j["plan"]["parallelism"]["cp"] = 1 << 20, j["plan"]["parallelism"]["dp_shard"] = 1 << 20; }, "does not fit 63 bits");
   tampered([](Json& j) { j["plan"]["micro_batch"] = 1 << 24, j["problem"]["workload"]["sequence_length"] = 1 << 24; }, "tokens");

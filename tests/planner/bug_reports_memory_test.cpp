@@ -161,7 +161,9 @@ TEST(BugReports, BL031AHotExpertShowsInItsRanksMemory) {
   std::vector<double> counts(16, 100);
   counts[3] = 1500;
   p.load.distribution = TraceLoad{{counts, counts, counts, counts}};
-  EXPECT_GE(LoadFactors(p).stage(4, 0, 4).p50.buffer, 2);
+  Plan on_four;
+  on_four.parallelism.ep = 4;
+  EXPECT_GE(LoadFactors(p).stage(on_four, 0, 4).p50.buffer, 2);
   EXPECT_GT(forecast(p, plan).memory_p95.peak(), even);
 }
 

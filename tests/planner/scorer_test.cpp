@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
 #include "planner/incumbents.hpp"
 #include "planner/intervals.hpp"
@@ -16,8 +17,11 @@
 namespace moeplan {
 namespace {
 
-Problem problem(const std::string& model, std::int64_t gpus, Training method = Training::lora, const std::string& load = "log-normal-v3") {
+Problem problem(const std::string& model, std::int64_t gpus, Training method = Training::lora, const std::string& load = "log-normal-v3", std::optional<std::int64_t> sequence = {},
+                const std::string& runtime = "moeplan") {
   ProblemRequest r;
+  r.sequence_length = sequence;
+  r.runtime = runtime;
   r.model = model;
   r.device = "h200";
   r.gpus = gpus;
@@ -48,7 +52,29 @@ void each(const Problem& p, const SearchOptions& options, const F& f) {
 
 class Scorer : public testing::TestWithParam<std::tuple<const char*, int, Training>> {};
 
-// Memory to the byte, time to rounding, for every layout under two recomputes and a micro-batch.
+/// Memory to the byte, time to rounding. Returns the choices compared.
+std::int64_t expect_equal_to_the_walk(const Problem& p, const SearchOptions& o) {
+  std::int64_t n = 0;
+  each(p, o, [&](GroupScorer& scorer, Evaluator::Group& group, const Choice& c) {
+    const Plan plan = scorer.plan(c);
+    const Forecast f = group.forecast(plan);
+    const PeakBytes memory = scorer.memory(c);
+    const Four step = scorer.step(c), floor = scorer.floor(c);
+    ASSERT_EQ(memory.median, f.memory.peak().value) << to_json(plan).dump();
+    ASSERT_EQ(memory.p95, f.memory_p95.peak().value) << to_json(plan).dump();
+    ASSERT_EQ(memory.host, f.memory_p95.host.value) << to_json(plan).dump();
+    ASSERT_EQ(memory.states, group.standing(plan).peak().value) << to_json(plan).dump();
+    ASSERT_NEAR(step.median(), f.step.value, 1e-9 * f.step.value) << to_json(plan).dump();
+    ASSERT_NEAR(step[Lane4::p95], f.step_p95.value, 1e-9 * f.step_p95.value) << to_json(plan).dump();
+    for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_LE(floor.v[lane], step.v[lane] * (1 + 1e-12));
+    ASSERT_LE(step[Lane4::low], step.median());
+    ASSERT_GE(step[Lane4::high], step.median());
+    ++n;
+  });
+  return n;
+}
+
+// For every layout under two recomputes and a micro-batch.
 TEST_P(Scorer, EqualsTheWalkOverEverySlot) {
   const auto& [model, gpus, method] = GetParam();
   const Problem p = problem(model, gpus, method);
@@ -57,21 +83,7 @@ TEST_P(Scorer, EqualsTheWalkOverEverySlot) {
   std::int64_t n = 0;
   for (const Recompute recompute : {Recompute::none, Recompute::full}) {
     o.pins.recompute = recompute;
-    each(p, o, [&](GroupScorer& scorer, Evaluator::Group& group, const Choice& c) {
-      const Plan plan = scorer.plan(c);
-      const Forecast f = group.forecast(plan);
-      const PeakBytes memory = scorer.memory(c);
-      const Four step = scorer.step(c), floor = scorer.floor(c);
-      ASSERT_EQ(memory.median, f.memory.peak().value) << to_json(plan).dump();
-      ASSERT_EQ(memory.p95, f.memory_p95.peak().value) << to_json(plan).dump();
-      ASSERT_EQ(memory.states, group.standing(plan).peak().value) << to_json(plan).dump();
-      ASSERT_NEAR(step.median(), f.step.value, 1e-9 * f.step.value) << to_json(plan).dump();
-      ASSERT_NEAR(step[Lane4::p95], f.step_p95.value, 1e-9 * f.step_p95.value) << to_json(plan).dump();
-      for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_LE(floor.v[lane], step.v[lane] * (1 + 1e-12));
-      ASSERT_LE(step[Lane4::low], step.median());
-      ASSERT_GE(step[Lane4::high], step.median());
-      ++n;
-    });
+    n += expect_equal_to_the_walk(p, o);
   }
   EXPECT_GT(n, 100);
 }
@@ -79,10 +91,49 @@ INSTANTIATE_TEST_SUITE_P(Models, Scorer,
                          testing::Values(std::tuple{"tiny-kimi-k3", 8, Training::lora}, std::tuple{"qwen3-30b-a3b", 8, Training::full}, std::tuple{"deepseek-v2-lite", 24, Training::lora}),
                          [](const auto& i) { return std::string(std::get<0>(i.param)).substr(0, 4) + std::to_string(std::get<1>(i.param)); });
 
-// Every candidate priced in full, nothing cut off by a bound, kept by the same rule: the same plans in the same order, the same front.
-TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
-  const Problem p = problem("qwen3-30b-a3b", 16);
-  SearchOptions options;
+/// One or two degrees that a model has something to cut for, or a way of exchanging; the others are searched.
+struct Dimension {
+  const char* name;
+  const char* model;
+  int gpus;
+  Training method;
+  std::int64_t sequence;
+  void (*pin)(Pins&);
+  const char* runtime = "moeplan";
+};
+const std::vector<Dimension>& dimensions() {
+  static const std::vector<Dimension> all{
+      {"TensorAndRing", "qwen3-30b-a3b", 16, Training::lora, 16384, [](Pins& p) { p.tp = 2; p.cp = 4; p.context_exchange = ContextExchange::ring; }},
+      {"HeadsForTokens", "qwen3-30b-a3b", 8, Training::lora, 16384, [](Pins& p) { p.tp = 2; p.cp = 2; p.context_exchange = ContextExchange::all_to_all; }},
+      {"KeyHeadsOnSeveralRanks", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins& p) { p.tp = 8; }},
+      {"StatesByScan", "tiny-kimi-k3", 8, Training::lora, 16384, [](Pins& p) { p.cp = 4; p.state_passing = StatePassing::scan; }},
+      {"StatesByChain", "tiny-kimi-k3", 8, Training::full, 16384, [](Pins& p) { p.cp = 2; p.state_passing = StatePassing::chain; }},
+      {"ExpertTensor", "mixtral-8x7b", 16, Training::full, 4096, [](Pins& p) { p.tp = 2; p.etp = 2; }},
+      {"Dispatch", "qwen3-30b-a3b", 16, Training::lora, 4096, [](Pins& p) { p.ep = 16; p.dispatch = DType::fp8; p.route = DispatchRoute::direct; }},
+      {"Chunks", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.ep = 8; p.expert_chunks = 4; }},
+      {"Capacity", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins& p) { p.ep = 8; p.capacity_factor = 1.25; p.overflow = Overflow::reroute; }},
+      {"Replicas", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.ep = 8; p.expert_replicas = 16; p.placement = ExpertPlacement::balanced; }},
+      {"OptimizerOnTheHost", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins& p) { p.offload = Offload::optimizer; }},
+      {"WeightsOnTheHost", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.offload = Offload::weights; }},
+      {"ActivationsOnTheHost", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.tp = 2; p.offload = Offload::activations; }},
+      {"ReducedOnceAStep", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins&) {}, "megatron-core"},
+  };
+  return all;
+}
+class ScorerDimension : public testing::TestWithParam<Dimension> {};
+TEST_P(ScorerDimension, EqualsTheWalkOverEverySlot) {
+  const Dimension& d = GetParam();
+  const Problem p = problem(d.model, d.gpus, d.method, "log-normal-v3", d.sequence, d.runtime);
+  SearchOptions o;
+  d.pin(o.pins);
+  o.pins.micro_batch = 1;
+  o.pins.recompute = Recompute::selective;
+  EXPECT_GT(expect_equal_to_the_walk(p, o), 10);
+}
+INSTANTIATE_TEST_SUITE_P(Points, ScorerDimension, testing::ValuesIn(dimensions()), [](const auto& i) { return std::string(i.param.name); });
+
+/// Every candidate priced in full, nothing cut off by a bound, kept by the same rule: the same plans in the same order, the same front.
+void expect_what_brute_force_keeps(const Problem& p, SearchOptions options) {
   options.top = 3;
   const Grid g = grid(p, options);
   Evaluator shared(p, false);
@@ -105,7 +156,7 @@ TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
               const Choice c{s, d, e, reshard, prefetch};
               if (first_rejection(p, scorer.plan(c))) continue;
               const PeakBytes memory = scorer.memory(c);
-              if (memory.p95 > p.cluster.device.memory.value) continue;
+              if (memory.p95 > p.cluster.device.memory.value || host_overflow(p.cluster, {memory.host})) continue;
               ++fit;
               all.add(found(p, b.plan, table.stages[s], i, c, memory, scorer.step(c), scorer.micro_batches(s)));
             }
@@ -119,12 +170,16 @@ TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) {
   for (std::size_t i = 0; i < answer.plans.size(); ++i) {
     const Found& f = all.kept()[i];
     const Parallelism& q = answer.plans[i].plan.parallelism;
-    EXPECT_EQ(std::tuple(answer.plans[i].forecast.memory_p95.peak().value, q.pp, q.ep, q.dp_shard, q.expert_shard), std::tuple(f.peak, f.tie[0], f.tie[2], f.tie[3], f.tie[4])) << i;
+    EXPECT_EQ(std::tuple(answer.plans[i].forecast.memory_p95.peak().value, q.pp, q.tp, q.ep, q.dp_shard, q.expert_shard, q.cp, q.etp),
+              std::tuple(f.peak, f.tie[0], f.tie[1], f.tie[2], f.tie[3], f.tie[4], f.tie[8], f.tie[9])) << i;
+    EXPECT_EQ(answer.plans[i].plan.offload, g.blocks[f.block].plan.offload) << i;
     EXPECT_NEAR(answer.plans[i].forecast.step.value, f.step.median(), 1e-9 * f.step.median()) << i;
     if (all.front()[i]) front.push_back(i);
   }
   EXPECT_EQ(answer.pareto, front);
 }
+
+TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) { expect_what_brute_force_keeps(problem("qwen3-30b-a3b", 16), {}); }
 
 TEST(Intervals, OfAStepAddPricesAndLoadsAsSquares) {
   const Interval i = step_interval(Four{{10, 14, 8, 13}});

@@ -18,7 +18,7 @@ Qkv qkv(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x) {
   const std::int64_t heads = local(b, a.heads), kv = local(b, a.kv_heads), t = rows(b, x);
   const std::int64_t q_width = a.heads * a.head_dim, k_width = a.kv_heads * a.head_dim, v_width = a.kv_heads * a.v_head_dim;
   if (a.fused_qkv) {
-    const ValueId y = project(b, m, x, "qkv_proj", q_width + k_width + v_width, attention, WeightSplit::column, a.qkv_bias);
+    const ValueId y = project(b, m, x, "qkv_proj", q_width + k_width + v_width, attention, WeightSplit::column, a.qkv_bias, {}, heads * a.head_dim + kv * (a.head_dim + a.v_head_dim));
     const auto parts = b.call(op::Split{.tokens = t, .first = heads * a.head_dim, .second = kv * a.head_dim, .third = kv * a.v_head_dim}, {y});
     return {parts[0], parts[1], parts[2]};
   }
@@ -35,8 +35,8 @@ Qkv qkv(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x) {
   } else {
     out.q = project(b, m, x, "q_proj", q_width, attention, WeightSplit::column, a.qkv_bias);
   }
-  out.k = project(b, m, x, "k_proj", k_width, attention, WeightSplit::column, a.qkv_bias);
-  out.v = a.k_is_v ? out.k : project(b, m, x, "v_proj", v_width, attention, WeightSplit::column, a.qkv_bias);
+  out.k = project(b, m, x, "k_proj", k_width, attention, WeightSplit::column, a.qkv_bias, {}, kv * a.head_dim);
+  out.v = a.k_is_v ? out.k : project(b, m, x, "v_proj", v_width, attention, WeightSplit::column, a.qkv_bias, {}, kv * a.v_head_dim);
   return out;
 }
 
@@ -47,11 +47,11 @@ ValueId block_indices(Builder& b, const ModelSpec& m, const GqaAttention& a, Val
   ValueId k = project(b, m, x, "index_k_proj", a.index_dim, WeightClass::other);
   q = head_norm(b, m, q, "index_q_norm", a.index_heads, a.index_dim);
   k = head_norm(b, m, k, "index_k_norm", 1, a.index_dim);
-  const op::Compress pool{.tokens = t, .sequence_length = seq, .width = a.index_dim, .ratio = a.index_block, .gated = false};
-  const std::int64_t blocks = pool.rows();
+  const op::Compress pool{.tokens = t, .sequence_length = b.run(), .width = a.index_dim, .ratio = a.index_block, .gated = false};
+  const std::int64_t blocks = pool.rows() * b.context().cp;
   topk = a.index_topk / a.index_block;
   if (blocks == 0) return -1;  // shorter than one block: every key is visible anyway
-  k = b.call(pool, {k}).front();
+  k = b.gather_context(b.call(pool, {k}).front());
   // The heads are not weighed; the contract reads weights, so the first columns of the queries stand in.
   const ValueId weights = b.call(op::Split{.tokens = t, .first = a.index_heads, .second = a.index_heads * a.index_dim - a.index_heads}, {q}).front();
   return b.call(op::Indexer{.tokens = t, .sequence_length = seq, .heads = a.index_heads, .dim = a.index_dim, .topk = topk, .key_ratio = a.index_block, .kv_tokens = blocks * a.index_block},
@@ -75,15 +75,17 @@ ValueId lightning_indices(Builder& b, const ModelSpec& m, const MlaAttention& a,
   if (pool > 1) {
     const WeightId gate = b.weight(WeightClass::other, "indexer.index_kpool_compress_gate", {i.dim, m.hidden}, WeightSplit::none, m.stored.base);
     const WeightId ape = small(b, "indexer.index_kpool_compress_ape", {pool, i.dim}, WeightSplit::none, m.stored.base);
-    const op::Compress pooled{.tokens = t, .sequence_length = seq, .width = i.dim, .ratio = pool, .training = b.training(WeightClass::other)};
+    const op::Compress pooled{.tokens = t, .sequence_length = b.run(), .width = i.dim, .ratio = pool, .training = b.training(WeightClass::other)};
     const ValueId scores = b.linear(x, gate, i.dim, WeightClass::other, "indexer.index_kpool_compress_gate");
     const ValueId y = b.call(pooled, {k, scores}, {ape}).front();
     if (pooled.rows() > 0) {
       k = y;
       call.key_ratio = pool;
-      call.kv_tokens = pooled.rows() * pool;
+      call.kv_tokens = pooled.rows() * pool * b.context().cp;
     }
   }
+  k = b.gather_context(k);
+  if (call.kv_tokens == 0 && b.context().cp > 1) call.kv_tokens = rows(b, k);
   return b.call(call, {q, k, weights}).front();
 }
 
@@ -93,8 +95,8 @@ ValueId mix(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x, St
   const std::int64_t heads = local(b, a.heads), kv = local(b, a.kv_heads), t = rows(b, x), seq = b.context().sequence_length;
   Qkv p = qkv(b, m, a, x);
   if (a.qk_norm == QkNorm::full_width) {
-    p.q = rms(b, m, p.q, "q_norm");
-    p.k = rms(b, m, p.k, "k_norm");
+    p.q = rms(b, m, b.sum_statistics(p.q, sizeof(float), true), "q_norm");
+    p.k = rms(b, m, b.sum_statistics(p.k, sizeof(float), true), "k_norm");
   } else if (a.qk_norm != QkNorm::none) {
     const bool weight = a.qk_norm == QkNorm::per_head;
     p.q = head_norm(b, m, p.q, "q_norm", heads, a.head_dim, weight);
@@ -107,16 +109,19 @@ ValueId mix(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x, St
   std::int64_t topk = 0;
   const ValueId indices = a.index_topk > 0 ? block_indices(b, m, a, x, topk) : -1;
   std::vector<WeightId> sinks;
-  if (a.sinks) sinks.push_back(small(b, "sinks", {a.heads}, WeightSplit::column, m.stored.base));
   ValueId y = -1;
   if (indices >= 0) {
+    if (a.sinks) sinks.push_back(small(b, "sinks", {a.heads}, WeightSplit::column, m.stored.base));
+    p.k = b.gather_context(p.k);
+    p.v = a.k_is_v ? p.k : b.gather_context(p.v);
     const op::SparseAttention call{.tokens = t, .sequence_length = seq, .heads = heads, .kv_heads = kv, .d_qk = a.head_dim, .d_v = a.v_head_dim, .topk = topk,
-                                   .block = a.index_block, .latent = false, .sinks = a.sinks, .training = b.training(WeightClass::other)};
+                                   .block = a.index_block, .latent = false, .sinks = a.sinks, .kv_tokens = b.context().cp > 1 ? rows(b, p.k) : 0, .training = b.training(WeightClass::other)};
     y = b.call(call, std::array{p.q, p.k, p.v, indices}, sinks).front();
   } else {
+    if (a.sinks) sinks.push_back(sink_weights(b, "sinks", a.heads, m.stored.base));
     const op::Attention call{.tokens = t, .sequence_length = seq, .heads = heads, .kv_heads = kv, .d_qk = a.head_dim, .d_v = a.v_head_dim,
                              .window = a.window.value_or(0), .sinks = a.sinks, .training = b.training(WeightClass::other)};
-    y = b.call(call, std::array{p.q, p.k, p.v}, sinks).front();
+    y = attend(b, call, std::array{p.q, p.k, p.v}, sinks);
   }
   const std::int64_t width = heads * a.v_head_dim;
   std::int64_t gate_width = width;
@@ -141,7 +146,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
   latent = rms(b, m, latent, "kv_a_layernorm");
   const WeightId kv_b = b.weight(attention, "kv_b_proj.weight", {a.heads * block, a.kv_lora}, WeightSplit::column, stored(m, attention));
   std::vector<WeightId> sinks;
-  if (a.sinks) sinks.push_back(small(b, "sinks", {a.heads}, WeightSplit::column));
+  if (a.sinks) sinks.push_back(a.indexer ? small(b, "sinks", {a.heads}, WeightSplit::column) : sink_weights(b, "sinks", a.heads));
 
   ValueId y = -1;
   if (!a.indexer) {
@@ -153,7 +158,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     std::vector<ValueId> values{q, parts[0]};
     if (k_rope >= 0) values.push_back(k_rope);
     values.push_back(parts[1]);
-    y = b.call(call, values, sinks).front();
+    y = attend(b, call, values, sinks);
   } else {
     const std::int64_t pool = std::max<std::int64_t>(1, a.indexer->key_pool), topk = std::max<std::int64_t>(1, a.indexer->topk / pool);
     if (!a.indexer->shared) {
@@ -177,8 +182,9 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     } else {
       q = b.call(absorb, std::array{q}, weights).front();
     }
+    key = b.gather_context(key);
     const op::SparseAttention call{.tokens = t, .sequence_length = seq, .heads = heads, .kv_heads = 1, .d_qk = a.kv_lora + a.rope_dim, .d_v = a.kv_lora,
-                                   .topk = topk, .block = pool, .latent = true, .sinks = a.sinks, .training = b.training(WeightClass::other),
+                                   .topk = topk, .block = pool, .latent = true, .sinks = a.sinks, .kv_tokens = b.context().cp > 1 ? rows(b, key) : 0, .training = b.training(WeightClass::other),
                                    .scale = a.rope.score_scale / std::sqrt(static_cast<double>(d_qk))};
     y = b.call(call, std::array{q, key, stream.indices}, sinks).front();
     op::HeadLinear back = absorb;

@@ -1,5 +1,7 @@
 /// DeepSeek-V4's attention: one key-value head, a sliding window beside compressed keys, grouped output.
 
+#include <algorithm>
+
 #include "sim/program/architectures/compose_parts.hpp"
 
 namespace moeplan::compose {
@@ -13,11 +15,13 @@ ValueId compressed(Builder& b, const ModelSpec& m, ValueId x, const std::string&
   const std::int64_t width = overlap ? 2 * d : d;
   const ValueId kv = project(b, m, x, name + ".wkv", width, cls), gate = project(b, m, x, name + ".wgate", width, cls);
   const WeightId ape = small(b, name + ".ape", {ratio, width});
-  const op::Compress call{.tokens = rows(b, x), .sequence_length = b.context().sequence_length, .width = d, .ratio = ratio, .overlap = overlap, .training = b.training(WeightClass::other)};
+  const op::Compress call{.tokens = rows(b, x), .sequence_length = b.run(), .width = d, .ratio = ratio, .overlap = overlap, .training = b.training(WeightClass::other)};
+  auto before = overlap ? b.halo(std::array{kv, gate}, ratio) : std::vector<ValueId>{};
   const ValueId y = b.call(call, {kv, gate}, {ape}).front();
+  b.reads_also(ContextWork::halo, std::move(before));
   const WeightId w = b.weight(WeightClass::norm, name + ".norm.weight", {d}, WeightSplit::none, m.stored.base);
   const ValueId normed = b.call(op::RmsNorm{.tokens = call.rows(), .hidden = d, .training = b.training(WeightClass::norm), .epsilon = m.norm_epsilon}, {y}, {w}).front();
-  return call.rows() > 0 ? normed : -1;
+  return call.rows() > 0 ? b.gather_context(normed) : -1;
 }
 
 }  // namespace
@@ -56,7 +60,9 @@ ValueId mix(Builder& b, const ModelSpec& m, const CompressedAttention& a, ValueI
       }
     }
   }
+  auto before = b.halo(std::array{kv}, std::min(a.window - 1, b.run()));
   ValueId y = b.call(call, values, std::array{sinks}).front();
+  b.reads_also(ContextWork::halo, std::move(before), 1);
   y = rotate(b, rope, y, heads, a.head_dim, a.rope_dim, true, true);
   const std::int64_t groups = local(b, a.o_groups), in = a.heads * a.head_dim / a.o_groups;
   const WeightId wo_a = b.weight(attention, "wo_a.weight", {a.o_groups * a.o_lora, in}, WeightSplit::column, stored(m, attention));

@@ -107,7 +107,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const DenseFfn& f, ValueId x, Stream
 ValueId mix(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream& stream) {
   const BlockContext& c = b.context();
   const std::int64_t t = rows(b, x), width = f.latent > 0 ? f.latent : m.hidden, e = f.experts, i = f.intermediate;
-  const std::int64_t experts_local = (e + c.ep - 1) / c.ep, up = f.gated ? 2 * i : i;
+  const std::int64_t experts_local = (e + c.replicas + c.ep - 1) / c.ep, up = f.gated ? 2 * i : i;
   const DType type = stored(m, WeightClass::experts);
   const Routing routing = route(b, m, f, x, stream);
   ValueId to_experts = x;
@@ -117,10 +117,14 @@ ValueId mix(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream& 
 
   const WeightId w_up = b.weight(WeightClass::experts, "experts.gate_up_proj", {e, up, width}, WeightSplit::expert, up_sources(f, width, type));
   const WeightId b_up = f.bias ? b.weight(WeightClass::experts, "experts.gate_up_proj_bias", {e, up}, WeightSplit::expert, m.stored.base) : -1;
+  if (c.replicas > 0)
+    for (const WeightId w : {w_up, b_up}) if (w >= 0) b.hold_rows(w, experts_local);
   y = b.grouped_linear(y, w_up, experts_local, (up + c.etp - 1) / c.etp, "experts.gate_up_proj", b_up);
   y = activate(b, f.activation, f.numbers, f.gated, y, true, f.interleaved);
   const WeightId w_down = b.weight(WeightClass::experts, "experts.down_proj", {e, width, i}, WeightSplit::expert_row, std::vector<TensorSource>{down_source(f, width, type)});
   WeightId b_down = f.bias ? b.weight(WeightClass::experts, "experts.down_proj_bias", {e, width}, WeightSplit::expert, m.stored.base) : -1;
+  if (c.replicas > 0)
+    for (const WeightId w : {w_down, b_down}) if (w >= 0) b.hold_rows(w, experts_local);
   if (c.etp > 1) b_down = -1;  // each expert-tensor rank holds a part of it and adds it after their sum
   y = b.grouped_linear(y, w_down, experts_local, width, "experts.down_proj", b_down);
   y = b.combine(y, t * f.top_k, t, e);

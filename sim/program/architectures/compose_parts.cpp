@@ -27,11 +27,14 @@ std::int64_t columns(const Builder& b, ValueId x) {
 
 std::int64_t rows(const Builder& b, ValueId x) { return b.value(x).shape.elements() / columns(b, x); }
 
-ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias, std::optional<DType> type) {
+ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias, std::optional<DType> type,
+                std::optional<std::int64_t> here) {
   const std::int64_t in = columns(b, x) * (split == WeightSplit::row ? b.context().tp : 1);
   const WeightId w = b.weight(cls, name + ".weight", {out, in}, split, type.value_or(stored(m, cls)));
   const WeightId c = bias ? b.weight(cls, name + ".bias", {out}, split == WeightSplit::column ? split : WeightSplit::none, m.stored.base) : -1;
-  return b.linear(x, w, split == WeightSplit::column ? local(b, out) : out, cls, name, c);
+  if (here) b.hold_rows(w, *here);
+  if (here && c >= 0) b.hold_rows(c, *here);
+  return b.linear(x, w, here ? *here : split == WeightSplit::column ? local(b, out) : out, cls, name, c);
 }
 
 ValueId norm(Builder& b, const ModelSpec& m, ValueId x, const std::string& name) {

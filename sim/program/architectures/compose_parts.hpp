@@ -14,9 +14,10 @@ namespace moeplan::compose {
 [[nodiscard]] std::int64_t rows(const Builder& b, ValueId x);
 [[nodiscard]] std::int64_t columns(const Builder& b, ValueId x);
 
-/// y = x W^T with W `<name>.weight` [out, in] in the stored type of its class, or in `type`.
+/// y = x W^T with W `<name>.weight` [out, in] in the stored type of its class, or in `type`. `here`: rows on this rank where they are
+/// not an even share.
 ValueId project(Builder& b, const ModelSpec& model, ValueId x, const std::string& name, std::int64_t out, WeightClass cls,
-                WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {});
+                WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {}, std::optional<std::int64_t> here = {});
 /// alpha / rank of the class's LoRA pairs; 1 without.
 [[nodiscard]] double lora_scale(const Builder& b, WeightClass cls);
 /// The model's norm (RMSNorm or LayerNorm) under `name`.
@@ -29,6 +30,14 @@ ValueId add(Builder& b, ValueId x, ValueId y);
 /// RMSNorm of each of `heads` parts of a row.
 ValueId head_norm(Builder& b, const ModelSpec& model, ValueId x, const std::string& name, std::int64_t heads, std::int64_t dim, bool weight = true);
 ValueId rotate(Builder& b, const Rope& rope, ValueId x, std::int64_t heads, std::int64_t head_dim, std::int64_t rotary_dim, bool trailing, bool inverse = false);
+
+/// Softmax attention over the keys of all context ranks: by ring, by exchanging heads for tokens, or, for a window, with the rows before
+/// this rank's runs. `values`: q, k, (k_shared,) v of this rank's tokens.
+ValueId attend(Builder& b, op::Attention call, std::span<const ValueId> values, std::span<const WeightId> sinks);
+/// A scan that continues over context ranks; the mixer says how large its state is.
+ValueId scan(Builder& b, const Mixer& mixer, const Op& call, std::initializer_list<ValueId> values, std::initializer_list<WeightId> weights);
+/// Attention sinks of this rank's heads.
+WeightId sink_weights(Builder& b, const std::string& name, std::int64_t heads, DType stored = DType::f32);
 
 /// The mixers: normalised input (whole sequence of this rank) -> output, weights below the builder's scope.
 ValueId mix(Builder& b, const ModelSpec& model, const GqaAttention& a, ValueId x, Stream& stream);

@@ -1,0 +1,19 @@
+#include <fmt/format.h>
+
+#include "core/spec/plan.hpp"
+
+namespace moeplan::rules_of {
+
+/// What the expert exchange can be asked for.
+std::optional<std::string> exchange_runs(const Problem& problem, const Plan& plan) {
+  const ExpertExchange& x = plan.experts;
+  if (x == ExpertExchange{}) return std::nullopt;
+  if (x.dispatch != DType::bf16 && x.dispatch != DType::fp8) return fmt::format("tokens travel to experts as bf16 or fp8, not as {}", name_of(x.dispatch));
+  if (x.chunks > 1 && offloads_activations(plan.offload)) return fmt::format("{} chunks of the exchange beside activations in host memory", x.chunks);
+  if (x.pad && !x.capacity_factor) return "padding to capacity needs a capacity factor";
+  if (x.replicas > 0 && x.placement == ExpertPlacement::contiguous) return fmt::format("{} replicas of experts in their order: replicas follow the load, with placement balanced or hierarchical", x.replicas);
+  // Copies of a trained expert would each see a part of its gradient, and programs do not sum it over copies.
+  if (x.replicas > 0 && problem.workload.experts.training != Training::frozen) return fmt::format("{} replicas of experts that are trained ({})", x.replicas, name_of(problem.workload.experts.training));
+  return std::nullopt;
+}
+}  // namespace moeplan::rules_of
