@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(threads, 2) prepare(const Launch launch) {
     ptx::bulk_commit();
   }
   __syncwarp();
-  if (warp < 4) invert_64(l);
+  invert_64(l);
   ptx::copy_wait<0>();
   __syncthreads();
 
