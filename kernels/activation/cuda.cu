@@ -30,7 +30,7 @@ __device__ __forceinline__ void evaluate(op::Function function, const Pack<bf16,
 
 template <class Y>
 struct Apply {
-  static constexpr int unroll = 4;
+  static constexpr int pack = sizeof(Y) == 4 ? 4 : 8, unroll = 32 / pack;
   const bf16* x;
   Y* y;
   op::Function function;

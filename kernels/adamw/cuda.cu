@@ -1,6 +1,7 @@
 /// AdamW on the GPU, with fp32 moments or with bytes that share a scale in 256: reference.cpp has the mathematics. 1 - b^n is taken as
 /// -expm1(n log b), which keeps fp32's precision where b^n is near 1. State is updated in place or into other memory.
-/// Mapping: a warp owns 256 neighbouring parameters (8 a lane), which is also what shares a scale. Bytes a parameter at an f32 gradient and bf16
+/// Mapping: a warp owns 256 neighbouring parameters, which is also what shares a scale; a lane has four of either half, so that each of a warp's
+/// 16-byte accesses of fp32 covers whole sectors. Bytes a parameter at an f32 gradient and bf16
 /// weight: 4 + 2 x (4 + 4 + 4) + 2 = 30; with moments of a byte 4 + 2 x (4 + 1 + 1) + 2 = 18, and 16 in 256 for scales.
 
 #include <cmath>
@@ -34,49 +35,57 @@ struct Arguments {
   W* weight;
 };
 
-/// 8 values from i on; past the end zeros.
+/// Parameter j of a lane whose first is i.
+__device__ __forceinline__ i64 at(i64 i, int j) { return j < each / 2 ? i + j : i + block / 2 + j - each / 2; }
+
+/// A lane's values; past the end zeros.
 template <class T>
 __device__ __forceinline__ void read(const T* p, i64 i, i64 elements, bool whole, float (&out)[each]) {
   if (whole) {
-    const auto v = load<each>(p + i);
+    const auto low = load<each / 2>(p + i), high = load<each / 2>(p + i + block / 2);
 #pragma unroll
-    for (int j = 0; j < each; ++j) out[j] = v[j];
+    for (int j = 0; j < each / 2; ++j) out[j] = low[j], out[each / 2 + j] = high[j];
   } else {
 #pragma unroll
-    for (int j = 0; j < each; ++j) out[j] = i + j < elements ? widened(p[i + j]) : 0.0f;
+    for (int j = 0; j < each; ++j) out[j] = at(i, j) < elements ? widened(p[at(i, j)]) : 0.0f;
   }
 }
 template <class T>
 __device__ __forceinline__ void write(T* p, i64 i, i64 elements, bool whole, const float (&v)[each]) {
   if (whole) {
-    store<each>(p + i, v);
+    const float low[each / 2] = {v[0], v[1], v[2], v[3]}, high[each / 2] = {v[4], v[5], v[6], v[7]};
+    store<each / 2>(p + i, low), store<each / 2>(p + i + block / 2, high);
   } else {
 #pragma unroll
     for (int j = 0; j < each; ++j)
-      if (i + j < elements) p[i + j] = narrowed<T>(v[j]);
+      if (at(i, j) < elements) p[at(i, j)] = narrowed<T>(v[j]);
   }
 }
 __device__ __forceinline__ void read_codes(const std::uint8_t* p, i64 i, i64 elements, bool whole, float (&out)[each]) {
   if (whole) {
-    const uint2 q = __ldcs(reinterpret_cast<const uint2*>(p + i));
+    const std::uint32_t low = __ldcs(reinterpret_cast<const std::uint32_t*>(p + i)), high = __ldcs(reinterpret_cast<const std::uint32_t*>(p + i + block / 2));
 #pragma unroll
-    for (int j = 0; j < each; ++j) out[j] = static_cast<float>(((j < 4 ? q.x : q.y) >> (j % 4 * 8)) & 255u);
+    for (int j = 0; j < each; ++j) out[j] = static_cast<float>(((j < 4 ? low : high) >> (j % 4 * 8)) & 255u);
   } else {
 #pragma unroll
-    for (int j = 0; j < each; ++j) out[j] = i + j < elements ? static_cast<float>(p[i + j]) : 0.0f;
+    for (int j = 0; j < each; ++j) out[j] = at(i, j) < elements ? static_cast<float>(p[at(i, j)]) : 0.0f;
   }
 }
-__device__ __forceinline__ void write_codes(std::uint8_t* p, i64 i, i64 elements, bool whole, const float (&v)[each]) {
-  std::uint32_t code[each];
-#pragma unroll
-  for (int j = 0; j < each; ++j) code[j] = static_cast<std::uint32_t>(v[j]);
+__device__ __forceinline__ void write_codes(std::uint8_t* p, i64 i, i64 elements, bool whole, const std::uint32_t (&code)[each]) {
   if (whole) {
-    *reinterpret_cast<uint2*>(p + i) = make_uint2(code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24, code[4] | code[5] << 8 | code[6] << 16 | code[7] << 24);
+    *reinterpret_cast<std::uint32_t*>(p + i) = code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24;
+    *reinterpret_cast<std::uint32_t*>(p + i + block / 2) = code[4] | code[5] << 8 | code[6] << 16 | code[7] << 24;
   } else {
 #pragma unroll
     for (int j = 0; j < each; ++j)
-      if (i + j < elements) p[i + j] = static_cast<std::uint8_t>(code[j]);
+      if (at(i, j) < elements) p[at(i, j)] = static_cast<std::uint8_t>(code[j]);
   }
+}
+/// The special function unit's, within a unit of fp32.
+__device__ __forceinline__ float square_root(float v) {
+  float root;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v));
+  return root;
 }
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll
@@ -86,7 +95,7 @@ __device__ __forceinline__ float warp_max(float v) {
 
 template <bool bytes, class G, class W>
 __global__ void __launch_bounds__(threads) step(const Arguments<G, W> a) {
-  const i64 part = static_cast<i64>(blockIdx.x) * (threads / 32) + threadIdx.x / 32, i = part * block + threadIdx.x % 32 * each;
+  const i64 part = static_cast<i64>(blockIdx.x) * (threads / 32) + threadIdx.x / 32, i = part * block + threadIdx.x % 32 * (each / 2);
   if (part * block >= a.elements) return;   // whole warps
   const bool whole = a.wide && (part + 1) * block <= a.elements;
   float g[each], w[each], m[each], v[each];
@@ -95,11 +104,11 @@ __global__ void __launch_bounds__(threads) step(const Arguments<G, W> a) {
   if constexpr (bytes) {
     read_codes(a.m_code, i, a.elements, whole, m);
     read_codes(a.v_code, i, a.elements, whole, v);
-    const float m_scale = a.m_scale[part], v_scale = a.v_scale[part];
+    const float m_scale = a.m_scale[part] * (1.0f / 127.0f), v_scale = a.v_scale[part] * (1.0f / 255.0f);
 #pragma unroll
     for (int j = 0; j < each; ++j) {
-      m[j] = i + j < a.elements ? (m[j] - 128.0f) / 127.0f * m_scale : 0.0f;
-      v[j] = v[j] / 255.0f * v_scale;
+      m[j] = at(i, j) < a.elements ? (m[j] - 128.0f) * m_scale : 0.0f;
+      v[j] = v[j] * v_scale;
     }
   } else {
     read(a.m, i, a.elements, whole, m);
@@ -114,8 +123,8 @@ __global__ void __launch_bounds__(threads) step(const Arguments<G, W> a) {
     const float clipped = clip * g[j];
     m[j] = fmaf(h.beta1, m[j], h.rest1 * clipped);
     v[j] = fmaf(h.beta2, v[j], h.rest2 * clipped * clipped);
-    const float update = m[j] * m_factor / (sqrtf(v[j] * v_factor) + h.epsilon);
-    w[j] -= rate * fmaf(h.decay, w[j], i + j < a.elements ? update : 0.0f);
+    const float update = __fdividef(m[j] * m_factor, square_root(v[j] * v_factor) + h.epsilon);
+    w[j] -= rate * fmaf(h.decay, w[j], at(i, j) < a.elements ? update : 0.0f);
   }
   write(a.master_out, i, a.elements, whole, w);
   write(a.weight, i, a.elements, whole, w);
@@ -128,10 +137,11 @@ __global__ void __launch_bounds__(threads) step(const Arguments<G, W> a) {
     for (int j = 0; j < each; ++j) m_most = fmaxf(m_most, fabsf(m[j])), v_most = fmaxf(v_most, v[j]);
     m_most = warp_max(m_most), v_most = warp_max(v_most);
     const float to_m = m_most > 0 ? 127.0f / m_most : 0.0f, to_v = v_most > 0 ? 255.0f / v_most : 0.0f;
+    std::uint32_t m_code[each], v_code[each];
 #pragma unroll
-    for (int j = 0; j < each; ++j) m[j] = 128.0f + roundf(m[j] * to_m), v[j] = roundf(v[j] * to_v);
-    write_codes(a.m_code_out, i, a.elements, whole, m);
-    write_codes(a.v_code_out, i, a.elements, whole, v);
+    for (int j = 0; j < each; ++j) m_code[j] = static_cast<std::uint32_t>(128 + __float2int_rn(m[j] * to_m)), v_code[j] = __float2uint_rn(v[j] * to_v);
+    write_codes(a.m_code_out, i, a.elements, whole, m_code);
+    write_codes(a.v_code_out, i, a.elements, whole, v_code);
     if (threadIdx.x % 32 == 0) a.m_scale_out[part] = m_most, a.v_scale_out[part] = v_most;
   }
 }

@@ -1,28 +1,20 @@
 /// Block attention residuals on the GPU: reference.cpp has the mathematics.
-/// Mapping: a group of threads owns a token (kernels/base/rows.cuh). Forward: one pass over the streams with the softmax rescaled as in
+/// Mapping: wide rows go through a ring in shared memory (ring.cuh) where the streams fit there. Others: a group of threads owns a token
+/// (kernels/base/rows.cuh). Forward: one pass over the streams with the softmax rescaled as in
 /// attention, y = sum e^(s_i - m) v_i / sum e^(s_i - m), so that each stream is read once. Backward: the softmax couples the streams, so
 /// a first pass takes dy . v_i and w . v_i of all of them and a second writes the gradients; it finds v_i in the second-level cache.
 /// Bytes at n = tokens x hidden and k = blocks + 1 streams: forward 2 n (k + 1), backward 2 n (2 k + 1) + 8 tokens k.
 
 #include "kernels/attention_residual/op.hpp"
+#include "kernels/attention_residual/ring.cuh"
 #include "kernels/base/rows.cuh"
 #include "kernels/cuda_frame.hpp"
 
 namespace moeplan::cuda {
 namespace {
 
-constexpr int most_streams = op::AttentionResidual::most_blocks + 1;
-
-struct Arguments {
-  const bf16* v[most_streams];
-  bf16* dv[most_streams];
-  const bf16 *norm, *proj, *dy;
-  bf16* y;
-  float *mix, *inverse_rms, *partials;
-  i64 rows, width;
-  int streams;
-  float epsilon;
-};
+using mixing::Arguments;
+using mixing::most_streams;
 
 template <int V>
 __device__ __forceinline__ void direction_at(const Arguments& a, i64 column, float (&w)[V]) {
@@ -169,7 +161,8 @@ void forward(const op::AttentionResidual& op, const Frame& f) {
   if (op.tokens == 0) return;
   const Arguments a = arguments(op, f);
   const RowPlan plan = plan_of(op, a);
-  with_packs(plan, [&]<int V, int K>() { mix_forward<V, K><<<row_blocks(plan, op.tokens), plan.threads, 0, f.stream()>>>(a, plan.group); });
+  if (const auto ring = mixing::ring_plan(op.tokens, op.hidden, a.streams, plan.wide && plan.group > 32, true); ring.blocks > 0) mixing::queue_ring<false, false>(a, ring, f.stream());
+  else with_packs(plan, [&]<int V, int K>() { mix_forward<V, K><<<row_blocks(plan, op.tokens), plan.threads, 0, f.stream()>>>(a, plan.group); });
   kernels::check_launch("attention_residual forward", shape(op));
 }
 
@@ -180,11 +173,16 @@ void backward(const op::AttentionResidual& op, const Frame& f) {
   unsigned blocks = 0;
   if (op.tokens > 0) {
     const RowPlan plan = plan_of(op, a);
-    blocks = row_blocks(plan, op.tokens, weight);
-    with_packs(plan, [&]<int V, int K>() {
-      if (weight) mix_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
-      else mix_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
-    });
+    if (const auto ring = mixing::ring_plan(op.tokens, op.hidden, a.streams + 1, plan.wide && plan.group > 32, !weight); ring.blocks > 0) {
+      blocks = ring.blocks;
+      weight ? mixing::queue_ring<true, true>(a, ring, f.stream()) : mixing::queue_ring<true, false>(a, ring, f.stream());
+    } else {
+      blocks = row_blocks(plan, op.tokens, weight);
+      with_packs(plan, [&]<int V, int K>() {
+        if (weight) mix_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
+        else mix_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
+      });
+    }
     kernels::check_launch("attention_residual backward", shape(op));
   }
   if (dnorm) sum_partials(blocks, op.hidden, a.partials, dnorm, f.stream(), a.proj);

@@ -43,10 +43,11 @@ __device__ __forceinline__ Dual tanh_dual(float x) {
   return {t, 1.0f - t * t};
 }
 
+/// Chosen by selection rather than by branches: these would stand in loops that are unrolled over a row's elements.
 __device__ __forceinline__ Dual gate_dual(op::GateFunction f, float x) {
-  if (f == op::GateFunction::sigmoid) return sigmoid_dual(x);
-  if (f == op::GateFunction::silu) return silu_dual(x);
-  return {x, 1.0f};
+  const float s = sigmoid(x), s_slope = s * (1.0f - s);
+  const bool silu = f == op::GateFunction::silu, identity = f == op::GateFunction::identity;
+  return {identity ? x : silu ? x * s : s, identity ? 1.0f : silu ? fmaf(x, s_slope, s) : s_slope};
 }
 
 }  // namespace moeplan::cuda

@@ -12,8 +12,9 @@
 
 namespace moeplan::cuda {
 
-/// Blocks that write partial column sums, at most: two a multiprocessor of an H200, which are resident together.
-inline constexpr i64 most_partials = 264;
+/// Blocks that write partial column sums, at most: as many as are resident together on an H200's 132 multiprocessors, two of wide rows or
+/// four of narrow ones each; what is in flight on a multiprocessor is what its resident rows have asked for.
+inline constexpr i64 most_partials = 528, most_wide_partials = 264;
 /// Threads of a row kernel's block, at most: leaves each 128 registers.
 inline constexpr int most_row_threads = 512;
 
@@ -33,7 +34,7 @@ struct RowPlan {
 inline RowPlan row_plan(std::string_view where, i64 width, bool wide) {
   const i64 packs = wide ? width / 8 : width, most = wide ? 4 : 8;
   if (packs > most * most_row_threads)
-    throw InputError(std::string(where), "rows of " + std::to_string(width) + " columns" + (wide ? "" : " that are not in whole 16-byte packs"),
+    throw InputError(std::string(where), "rows of " + std::to_string(width) + " columns" + (wide ? "" : " that are not in whole aligned packs of 16 bytes"),
                      "the CUDA kernel holds a row in one block: up to 16384 columns in multiples of 8, or up to 4096 otherwise");
   RowPlan plan{.wide = wide};
   if (packs <= 32) {
@@ -48,9 +49,21 @@ inline RowPlan row_plan(std::string_view where, i64 width, bool wide) {
 
 /// Blocks for `rows`: one for each of its rows, or at most `most_partials` that walk rows with the grid's stride.
 inline unsigned row_blocks(const RowPlan& plan, i64 rows, bool partials = false) {
-  const i64 blocks = (rows + plan.rows() - 1) / plan.rows(), most = partials ? most_partials : std::numeric_limits<std::int32_t>::max();
+  const i64 blocks = (rows + plan.rows() - 1) / plan.rows(), resident = plan.group > 32 ? most_wide_partials : most_partials;
+  const i64 most = partials ? resident : std::numeric_limits<std::int32_t>::max();
   return static_cast<unsigned>(std::min(blocks, most));
 }
+
+/// The plan for a kernel that also sums columns: blocks of narrow rows are larger, since there are few of them.
+inline RowPlan with_column_sums(RowPlan plan) {
+  if (plan.group <= 32) plan.threads = 256;
+  return plan;
+}
+
+/// Registers a thread of a row kernel may use where it holds four wide packs, or one. Chosen so that enough rows are resident: one of 7168
+/// columns takes 224 threads, of which 72 registers let four in and 96 three.
+template <int V, int K>
+constexpr int row_registers(int four, int one) { return V == 8 ? (K == 4 ? four : one) : 128; }
 
 /// Sums N values over the threads of a group; all threads of the block call it together. `shared` has 64 N floats, `turn` alternates.
 template <int N>
@@ -102,26 +115,26 @@ __device__ __forceinline__ void write_partial(const float (&sums)[K][V], float* 
   __syncthreads();
 }
 
-/// out_c = factor_c sum_p partials[p, c] in the order of p; without rows, zeros. 32 columns a block, 8 parts of the rows.
+/// out_c = factor_c sum_p partials[p, c] in the order of p; without rows, zeros. 32 columns a block, 32 parts of the rows.
 template <class T>
-__global__ void __launch_bounds__(256) sum_partials_kernel(i64 rows, i64 columns, const float* partials, const bf16* factor, T* out) {
-  __shared__ float parts[8][32];
+__global__ void __launch_bounds__(1024) sum_partials_kernel(i64 rows, i64 columns, const float* partials, const bf16* factor, T* out) {
+  __shared__ float parts[32][32];
   const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
   const i64 c = static_cast<i64>(blockIdx.x) * 32 + lane;
   float sum = 0;
   if (c < columns)
 #pragma unroll 8
-    for (i64 p = part; p < rows; p += 8) sum += partials[p * columns + c];
+    for (i64 p = part; p < rows; p += 32) sum += partials[p * columns + c];
   parts[part][lane] = sum;
   __syncthreads();
   if (part != 0 || c >= columns) return;
 #pragma unroll
-  for (int i = 1; i < 8; ++i) sum += parts[i][lane];
+  for (int i = 1; i < 32; ++i) sum += parts[i][lane];
   out[c] = narrowed<T>(factor ? sum * widened(factor[c]) : sum);
 }
 template <class T>
 void sum_partials(i64 rows, i64 columns, const float* partials, T* out, cudaStream_t stream, const bf16* factor = nullptr) {
-  sum_partials_kernel<<<static_cast<unsigned>((columns + 31) / 32), 256, 0, stream>>>(rows, columns, partials, factor, out);
+  sum_partials_kernel<<<static_cast<unsigned>((columns + 31) / 32), 1024, 0, stream>>>(rows, columns, partials, factor, out);
   kernels::check_launch("sum of partial rows", "rows=" + std::to_string(rows) + " columns=" + std::to_string(columns));
 }
 

@@ -1,5 +1,5 @@
 /// Changes of type on the GPU, rounding to nearest even; equal types are a copy.
-/// Mapping: a thread has four packs of 8 values in flight. Bytes: elements x (size of from + size of to).
+/// Mapping: a thread has 32 values in flight, four packs of 8 or eight of 4. Bytes: elements x (size of from + size of to).
 
 #include "kernels/base/pack.cuh"
 #include "kernels/cast/op.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 template <class From, class To>
 struct Convert {
-  static constexpr int unroll = 4;
+  static constexpr int pack = sizeof(To) == 4 ? 4 : 8, unroll = 32 / pack;
   const From* x;
   To* y;
   template <int V>

@@ -8,16 +8,18 @@
 namespace moeplan::cuda {
 namespace {
 
+/// 8 columns as they are stored, and where they are.
 struct Codes {
   std::uint32_t code[8];
   std::uint32_t scale;
+  i64 row, column;
 };
 
 /// Pointwise over packs: element i of `pointwise` is a pack of 8 columns.
-template <class T>
+template <DType type, class T>
 struct Expand {
   static constexpr int unroll = 4;
-  Stored s;
+  Stored<type> s;
   const std::uint8_t* x;
   T* y;
   RowOf packs;
@@ -26,29 +28,27 @@ struct Expand {
   using Piece = Codes;
   template <int V>
   __device__ Codes load(i64 i) const {
-    i64 row, pack;
-    packs(i, row, pack);
     Codes c;
-    read_codes(s, x, row, pack * 8, c.code, wide);
-    c.scale = read_bits(x + s.scale_at(row, pack * 8), s.scale_bytes());
+    packs(i, c.row, c.column);
+    c.column *= 8;
+    read_codes(s, x, c.row, c.column, c.code, wide);
+    c.scale = read_bits<Stored<type>::scale_bytes>(x + s.scale_at(c.row, c.column));
     return c;
   }
   template <int V>
-  __device__ void store(i64 i, const Codes& c) const {
-    i64 row, pack;
-    packs(i, row, pack);
-    const float scale = value_of_scale(s.type, c.scale);
+  __device__ void store(i64, const Codes& c) const {
+    const float scale = value_of_scale<type>(c.scale);
     float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = value_of_code(s.type, c.code[j]) * scale;
-    T* to = y + row * s.columns + pack * 8;
+    for (int j = 0; j < 8; ++j) v[j] = value_of_code<type>(c.code[j]) * scale;
+    T* to = y + c.row * s.columns + c.column;
     if (wide) {
       cuda::store<8>(to, v);
       return;
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      if (pack * 8 + j < s.columns) to[j] = narrowed<T>(v[j]);
+      if (c.column + j < s.columns) to[j] = narrowed<T>(v[j]);
   }
 };
 
@@ -57,8 +57,10 @@ void run(const op::Dequantise& op, const Frame& f) {
   const auto* x = f["x"].as<std::uint8_t>();
   T* y = f["y"].as<T>();
   const i64 packs = (op.columns + 7) / 8, all = op.rows * packs;
-  const Expand<T> e{{op.from, op.rows, op.columns}, x, y, RowOf::of(packs, all), op.columns % 8 == 0 && aligned({x, y})};
-  pointwise(all, false, e, f.stream(), "dequantise");
+  const bool wide = op.columns % 8 == 0 && aligned({x, y});
+  with_stored(op.from, op.rows, op.columns, [&]<DType type>(const Stored<type>& s) {
+    pointwise(all, false, Expand<type, T>{s, x, y, RowOf::of(packs, all), wide}, f.stream(), "dequantise");
+  });
 }
 
 }  // namespace

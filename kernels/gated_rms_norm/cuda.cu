@@ -20,7 +20,7 @@ struct Arguments {
 };
 
 template <int V, int K>
-__global__ void __launch_bounds__(most_row_threads) gated_forward(Arguments a, int group) {
+__global__ void __maxnreg__((row_registers<V, K>(72, 40))) gated_forward(Arguments a, int group) {
   __shared__ float shared[64];
   int turn = 0;
   const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
@@ -33,13 +33,14 @@ __global__ void __launch_bounds__(most_row_threads) gated_forward(Arguments a, i
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (inside(k)) x[k] = load<V>(a.x + at + column(k)), gate[k] = load<V>(a.gate + at + column(k));
-    float squares[1] = {};
+    float squares[1] = {}, product[K][V];   // x f(g), taken once
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (inside(k))
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-          const float v = a.gate_first ? x[k][j] * gate_dual(a.function, gate[k][j]).value : x[k][j];
+          product[k][j] = x[k][j] * gate_dual(a.function, gate[k][j]).value;
+          const float v = a.gate_first ? product[k][j] : x[k][j];
           squares[0] = fmaf(v, v, squares[0]);
         }
     group_sum<1>(squares, group, shared, turn);
@@ -51,14 +52,14 @@ __global__ void __launch_bounds__(most_row_threads) gated_forward(Arguments a, i
       const auto w = load<V, false>(a.w + part + column(k));
       float y[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) y[j] = x[k][j] * gate_dual(a.function, gate[k][j]).value * r * w[j];
+      for (int j = 0; j < V; ++j) y[j] = product[k][j] * r * w[j];
       store<V>(a.y + at + column(k), y);
     }
   }
 }
 
 template <int V, int K, bool weight>
-__global__ void __launch_bounds__(most_row_threads) gated_backward(Arguments a, int group) {
+__global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 96, 64))) gated_backward(Arguments a, int group) {
   __shared__ float shared[64];
   int turn = 0;
   float dw[K][V] = {};
@@ -136,7 +137,7 @@ void backward(const op::GatedRmsNorm& op, const Frame& f) {
   bf16* dw = f.d("w").as<bf16>();
   unsigned rows = 0;
   if (op.tokens > 0) {
-    const RowPlan plan = plan_of(op, a);
+    const RowPlan plan = dw ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
     rows = row_blocks(plan, op.tokens, dw != nullptr);
     const dim3 blocks(rows, static_cast<unsigned>(op.groups));
     with_packs(plan, [&]<int V, int K>() {

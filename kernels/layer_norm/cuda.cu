@@ -1,4 +1,5 @@
-/// LayerNorm on the GPU: reference.cpp has the mathematics; the variance is summed from differences to the mean, as there.
+/// LayerNorm on the GPU: reference.cpp has the mathematics; mean and variance come from one reduction of the differences to a
+/// value of the row (the forms of Chan et al. 1983 with a shift near the mean, which keeps what the plain sum of squares would cancel).
 /// Mapping: a group of threads owns a row in registers (kernels/base/rows.cuh); each byte is read once. Bytes at n = tokens x hidden:
 /// forward 4 n, backward 6 n, and 8 tokens, at the memory's speed. Partial rows of dw and db: at most 2 x 264 x hidden fp32.
 
@@ -18,8 +19,8 @@ struct Arguments {
 };
 
 template <int V, int K>
-__global__ void __launch_bounds__(most_row_threads) layer_forward(Arguments a, int group) {
-  __shared__ float shared[64];
+__global__ void __maxnreg__((row_registers<V, K>(72, 40))) layer_forward(Arguments a, int group) {
+  __shared__ float shared[128];
   int turn = 0;
   const int lane = threadIdx.x % group, sub = threadIdx.x / group, rows = blockDim.x / group;
   for (i64 base = static_cast<i64>(blockIdx.x) * rows; base < a.rows; base += static_cast<i64>(gridDim.x) * rows) {
@@ -27,25 +28,27 @@ __global__ void __launch_bounds__(most_row_threads) layer_forward(Arguments a, i
     const auto column = [&](int k) { return static_cast<i64>(lane + k * group) * V; };
     const auto inside = [&](int k) { return row < a.rows && column(k) < a.width; };
     Pack<bf16, V> x[K];
-    float sum[1] = {};
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (inside(k)) x[k] = load<V>(a.x + at + column(k));
+    // The middle one of three of the row's values, so that one far outlier is not taken.
+    float near = 0;
+    if (row < a.rows) {
+      const float first = widened(a.x[at]), half = widened(a.x[at + a.width / 2]), last = widened(a.x[at + a.width - 1]);
+      near = fmaxf(fminf(first, half), fminf(fmaxf(first, half), last));
+    }
+    float sums[2] = {};   // of the differences to it, and of their squares
 #pragma unroll
     for (int k = 0; k < K; ++k)
       if (inside(k))
 #pragma unroll
-        for (int j = 0; j < V; ++j) sum[0] += x[k][j];
-    group_sum<1>(sum, group, shared, turn);
-    const float mean = sum[0] / static_cast<float>(a.width);
-    float squares[1] = {};
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-      if (inside(k))
-#pragma unroll
-        for (int j = 0; j < V; ++j) squares[0] = fmaf(x[k][j] - mean, x[k][j] - mean, squares[0]);
-    group_sum<1>(squares, group, shared, turn);
-    const float r = rsqrtf(squares[0] / static_cast<float>(a.width) + a.epsilon);
+        for (int j = 0; j < V; ++j) {
+          const float difference = x[k][j] - near;
+          sums[0] += difference, sums[1] = fmaf(difference, difference, sums[1]);
+        }
+    group_sum<2>(sums, group, shared, turn);
+    const float off = sums[0] / static_cast<float>(a.width), mean = near + off;
+    const float r = rsqrtf(fmaxf(sums[1] / static_cast<float>(a.width) - off * off, 0.0f) + a.epsilon);
     if (lane == 0 && row < a.rows) a.mean[row] = mean, a.inverse_std[row] = r;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -65,7 +68,7 @@ __global__ void __launch_bounds__(most_row_threads) layer_forward(Arguments a, i
 }
 
 template <int V, int K, bool weight>
-__global__ void __launch_bounds__(most_row_threads) layer_backward(Arguments a, int group) {
+__global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 72, weight ? 64 : 40))) layer_backward(Arguments a, int group) {
   __shared__ float shared[128];
   int turn = 0;
   float dw[K][V] = {}, db[K][V] = {};
@@ -135,7 +138,7 @@ void backward(const op::LayerNorm& op, const Frame& f) {
   const bool weight = dw || db;
   unsigned blocks = 0;
   if (op.tokens > 0) {
-    const RowPlan plan = plan_of(op, a);
+    const RowPlan plan = weight ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
     blocks = row_blocks(plan, op.tokens, weight);
     with_packs(plan, [&]<int V, int K>() {
       if (weight) layer_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);

@@ -14,29 +14,39 @@
 
 namespace moeplan::cuda {
 
+/// The type is the compiler's to know: what depends on it then is shifts and constants, where 64-bit divisions an element would cost more than
+/// the memory does.
+template <DType type_>
 struct Stored {
-  DType type;
-  i64 rows, columns;
+  static constexpr DType type = type_;
+  static constexpr bool nibbles = type == DType::mxfp4 || type == DType::nvfp4 || type == DType::int4;
+  static constexpr int scale_bytes = type == DType::fp8 ? 4 : type == DType::int8 || type == DType::int4 ? 2 : 1;
+  /// Columns that share a scale; int8: all of a row.
+  static constexpr int block = type == DType::fp8 ? 128 : type == DType::nvfp4 ? 16 : 32;
+  i64 rows, columns, row_bytes, across;
 
-  __host__ __device__ bool nibbles() const { return type == DType::mxfp4 || type == DType::nvfp4 || type == DType::int4; }
-  __host__ __device__ i64 row_bytes() const { return nibbles() ? (columns + 1) / 2 : columns; }
-  __host__ __device__ i64 payload() const { return rows * row_bytes(); }
-  /// Columns that share a scale.
-  __host__ __device__ i64 block() const {
-    if (type == DType::fp8) return 128;
-    if (type == DType::int8) return columns;
-    return type == DType::nvfp4 ? 16 : 32;
+  static Stored of(i64 rows, i64 columns) {
+    return {rows, columns, nibbles ? (columns + 1) / 2 : columns, type == DType::int8 ? 1 : (columns + block - 1) / block};
   }
-  __host__ __device__ int scale_bytes() const {
-    if (type == DType::fp8) return 4;
-    return type == DType::int8 || type == DType::int4 ? 2 : 1;
-  }
+  __device__ __forceinline__ i64 payload() const { return rows * row_bytes; }
   /// Byte of the scale of (row, column).
-  __host__ __device__ i64 scale_at(i64 row, i64 column) const {
-    const i64 across = (columns + block() - 1) / block();
-    return payload() + ((type == DType::fp8 ? row / 128 : row) * across + column / block()) * scale_bytes();
+  __device__ __forceinline__ i64 scale_at(i64 row, i64 column) const {
+    if constexpr (type == DType::int8) return payload() + row * scale_bytes;
+    else return payload() + ((type == DType::fp8 ? row >> 7 : row) * across + static_cast<unsigned>(column) / block) * scale_bytes;
   }
 };
+
+/// Calls f(Stored<type>) for the type, which must be one of the five.
+template <class F>
+void with_stored(DType type, i64 rows, i64 columns, F&& f) {
+  switch (type) {
+    case DType::fp8: f(Stored<DType::fp8>::of(rows, columns)); break;
+    case DType::mxfp4: f(Stored<DType::mxfp4>::of(rows, columns)); break;
+    case DType::nvfp4: f(Stored<DType::nvfp4>::of(rows, columns)); break;
+    case DType::int8: f(Stored<DType::int8>::of(rows, columns)); break;
+    default: f(Stored<DType::int4>::of(rows, columns));
+  }
+}
 
 /// Codes: the payload of a value that has already been divided by its scale.
 __device__ __forceinline__ std::uint32_t e4m3_of(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
@@ -61,7 +71,8 @@ struct Scale {
   std::uint32_t bits;
   float inverse;
 };
-__device__ __forceinline__ Scale scale_of(DType type, float most) {
+template <DType type>
+__device__ __forceinline__ Scale scale_of(float most) {
   const auto bf16_of = [](float v) { return static_cast<std::uint32_t>(__bfloat16_as_ushort(__float2bfloat16(v))); };
   // A scale below fp32's normal numbers has no finite inverse: its block becomes zeros.
   const auto inverse_of = [](float scale) { return scale >= 1.17549435e-38f ? 1.0f / scale : 0.0f; };
@@ -84,7 +95,8 @@ __device__ __forceinline__ Scale scale_of(DType type, float most) {
     }
   }
 }
-__device__ __forceinline__ float value_of_scale(DType type, std::uint32_t bits) {
+template <DType type>
+__device__ __forceinline__ float value_of_scale(std::uint32_t bits) {
   switch (type) {
     case DType::fp8: return __uint_as_float(bits);
     case DType::mxfp4: return __uint_as_float(bits == 0 ? 0x00400000u : bits << 23);
@@ -93,7 +105,8 @@ __device__ __forceinline__ float value_of_scale(DType type, std::uint32_t bits) 
   }
 }
 
-__device__ __forceinline__ std::uint32_t code_of(DType type, float divided) {
+template <DType type>
+__device__ __forceinline__ std::uint32_t code_of(float divided) {
   switch (type) {
     case DType::fp8: return e4m3_of(divided);
     case DType::int8: return static_cast<std::uint32_t>(static_cast<int>(rintf(fminf(fmaxf(divided, -127.0f), 127.0f)))) & 255u;
@@ -101,7 +114,8 @@ __device__ __forceinline__ std::uint32_t code_of(DType type, float divided) {
     default: return e2m1_of(divided);
   }
 }
-__device__ __forceinline__ float value_of_code(DType type, std::uint32_t code) {
+template <DType type>
+__device__ __forceinline__ float value_of_code(std::uint32_t code) {
   switch (type) {
     case DType::fp8: return from_e4m3(code);
     case DType::int8: return static_cast<float>(static_cast<std::int8_t>(code));
@@ -111,21 +125,25 @@ __device__ __forceinline__ float value_of_code(DType type, std::uint32_t code) {
 }
 
 /// Scales lie behind a payload of any number of bytes: read and written byte by byte where they are not aligned.
-__device__ __forceinline__ std::uint32_t read_bits(const std::uint8_t* p, int bytes) {
+template <int bytes>
+__device__ __forceinline__ std::uint32_t read_bits(const std::uint8_t* p) {
   if (bytes == 1) return *p;
   const auto address = reinterpret_cast<std::uintptr_t>(p);
   if (bytes == 2) return address % 2 == 0 ? *reinterpret_cast<const std::uint16_t*>(p) : p[0] | static_cast<std::uint32_t>(p[1]) << 8;
   if (address % 4 == 0) return *reinterpret_cast<const std::uint32_t*>(p);
   return p[0] | static_cast<std::uint32_t>(p[1]) << 8 | static_cast<std::uint32_t>(p[2]) << 16 | static_cast<std::uint32_t>(p[3]) << 24;
 }
-__device__ __forceinline__ void write_bits(std::uint8_t* p, std::uint32_t bits, int bytes) {
+template <int bytes>
+__device__ __forceinline__ void write_bits(std::uint8_t* p, std::uint32_t bits) {
+#pragma unroll
   for (int b = 0; b < bytes; ++b) p[b] = static_cast<std::uint8_t>(bits >> 8 * b);
 }
 
 /// Writes the codes of 8 neighbouring columns from `column` (a multiple of 8) on; columns past the end are left out.
-__device__ __forceinline__ void write_codes(const Stored& s, std::uint8_t* data, i64 row, i64 column, const std::uint32_t (&code)[8], bool wide) {
-  std::uint8_t* to = data + row * s.row_bytes() + (s.nibbles() ? column / 2 : column);
-  if (s.nibbles()) {
+template <DType type>
+__device__ __forceinline__ void write_codes(const Stored<type>& s, std::uint8_t* data, i64 row, i64 column, const std::uint32_t (&code)[8], bool wide) {
+  std::uint8_t* to = data + row * s.row_bytes + (s.nibbles ? column / 2 : column);
+  if constexpr (Stored<type>::nibbles) {
     std::uint32_t all = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) all |= code[j] << 4 * j;
@@ -146,9 +164,10 @@ __device__ __forceinline__ void write_codes(const Stored& s, std::uint8_t* data,
   for (int j = 0; j < 8; ++j)
     if (column + j < s.columns) to[j] = static_cast<std::uint8_t>(code[j]);
 }
-__device__ __forceinline__ void read_codes(const Stored& s, const std::uint8_t* data, i64 row, i64 column, std::uint32_t (&code)[8], bool wide) {
-  const std::uint8_t* from = data + row * s.row_bytes() + (s.nibbles() ? column / 2 : column);
-  if (s.nibbles()) {
+template <DType type>
+__device__ __forceinline__ void read_codes(const Stored<type>& s, const std::uint8_t* data, i64 row, i64 column, std::uint32_t (&code)[8], bool wide) {
+  const std::uint8_t* from = data + row * s.row_bytes + (s.nibbles ? column / 2 : column);
+  if constexpr (Stored<type>::nibbles) {
     std::uint32_t all = 0;
     if (wide) {
       all = __ldcs(reinterpret_cast<const std::uint32_t*>(from));
@@ -168,18 +187,15 @@ __device__ __forceinline__ void read_codes(const Stored& s, const std::uint8_t* 
   }
 }
 
-/// 8 plain values from `column` on; past the end zeros.
+/// 8 plain values from `column` on, as memory holds them; past the end zeros.
 template <class T>
-__device__ __forceinline__ void read_plain(const T* x, i64 row, i64 column, i64 columns, bool wide, float (&out)[8]) {
+__device__ __forceinline__ Pack<T, 8> read_plain(const T* x, i64 row, i64 column, i64 columns, bool wide) {
   const T* from = x + row * columns + column;
-  if (wide) {
-    const auto v = load<8>(from);
+  if (wide) return load<8>(from);
+  float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) out[j] = v[j];
-  } else {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) out[j] = column + j < columns ? widened(from[j]) : 0.0f;
-  }
+  for (int j = 0; j < 8; ++j) v[j] = column + j < columns ? widened(from[j]) : 0.0f;
+  return Pack<T, 8>::of(v);
 }
 
 }  // namespace moeplan::cuda

@@ -82,7 +82,7 @@ struct Backward {
 };
 
 template <int V, int K, bool weight>
-__global__ void __launch_bounds__(most_row_threads) rms_backward(Backward a, int group) {
+__global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 72, weight ? 64 : 40))) rms_backward(Backward a, int group) {
   __shared__ float shared[64];
   int turn = 0;
   float dw[K][V] = {};
@@ -162,7 +162,8 @@ void backward(const op::RmsNorm& op, const Frame& f) {
                    op.tokens, op.hidden, op.unit_offset ? 1.0f : 0.0f};
   unsigned blocks = 0;
   if (op.tokens > 0) {
-    const RowPlan plan = row_plan(op.kind, op.hidden, op.hidden % 8 == 0 && aligned({a.v, a.w, a.dy, a.dsum, a.dx, a.dresidual}));
+    RowPlan plan = row_plan(op.kind, op.hidden, op.hidden % 8 == 0 && aligned({a.v, a.w, a.dy, a.dsum, a.dx, a.dresidual}));
+    if (dw) plan = with_column_sums(plan);
     blocks = row_blocks(plan, op.tokens, dw != nullptr);
     with_packs(plan, [&]<int V, int K>() {
       if (dw) rms_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);

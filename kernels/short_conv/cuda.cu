@@ -51,12 +51,18 @@ struct Taps {
 template <int V>
 __device__ __forceinline__ Taps<V> taps_of(const Arguments& a, i64 c) {
   Taps<V> out;
+  const bool whole = a.given == taps && a.w != nullptr && reinterpret_cast<std::uintptr_t>(a.w) % 16 == 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
+    if (whole) {
+      const float4 w = *reinterpret_cast<const float4*>(a.w + (c + v) * taps);
+      out.w[0][v] = w.x, out.w[1][v] = w.y, out.w[2][v] = w.z, out.w[3][v] = w.w;
+    } else {
 #pragma unroll
-    for (int j = 0; j < taps; ++j) {
-      const int from = j - (taps - a.given);
-      out.w[j][v] = from >= 0 && a.w != nullptr ? a.w[(c + v) * a.given + from] : 0.0f;
+      for (int j = 0; j < taps; ++j) {
+        const int from = j - (taps - a.given);
+        out.w[j][v] = from >= 0 && a.w != nullptr ? a.w[(c + v) * a.given + from] : 0.0f;
+      }
     }
     out.b[v] = a.b != nullptr ? a.b[c + v] : 0.0f;
   }
