@@ -36,7 +36,7 @@ void check_present(std::string_view kind, const Operands& list, std::span<void* 
       throw InputError(std::string(kind) + "." + std::string(list[i].name), "is needed and has no memory", "pass its device pointer");
 }
 
-void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void* const> gradients, void* scratch_memory, cudaStream_t stream, Products* products) {
+void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void* const> gradients, void* scratch_memory, cudaStream_t stream, Products* products, const Ragged& ragged) {
   std::visit([&]<class Operator>(const Operator& o) {
     if constexpr (has_cuda<Operator>) {
       if (const std::string why = refusal(o); !why.empty()) refuse(Operator::kind, why);
@@ -46,9 +46,13 @@ void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void*
       check_present(Operator::kind, list, values, pass, wants);
       if (scratch(o, pass, wants) > 0 && scratch_memory == nullptr)
         throw InputError(std::string(Operator::kind), "needs " + std::to_string(scratch(o, pass, wants)) + " bytes of scratch and has none", "pass cuda::workspace bytes");
-      const Frame frame(list, values, gradients, scratch_memory, stream, products);
-      if (pass == Pass::forward) forward(o, frame);
-      else backward(o, frame);
+      const Frame frame(list, values, gradients, scratch_memory, stream, products, ragged);
+      try {
+        if (pass == Pass::forward) forward(o, frame);
+        else backward(o, frame);
+      } catch (const kernels::UnsupportedShape& e) {   // of a kernel with an interface of its own, on this device
+        refuse(Operator::kind, e.what());
+      }
     } else {
       refuse(Operator::kind, "has no CUDA kernel in the catalogue's backend");
     }
@@ -72,11 +76,11 @@ Bytes workspace(const Op& op, Pass pass, Wants wants) {
   }, op);
 }
 
-void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products) {
-  run(op, Pass::forward, values, {}, workspace, stream, products);
+void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged) {
+  run(op, Pass::forward, values, {}, workspace, stream, products, ragged);
 }
-void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products) {
-  run(op, Pass::backward, values, gradients, workspace, stream, products);
+void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged) {
+  run(op, Pass::backward, values, gradients, workspace, stream, products, ragged);
 }
 
 }  // namespace moeplan::cuda

@@ -24,8 +24,9 @@ namespace moeplan::cuda {
 [[nodiscard]] Bytes workspace(const Op& op, Pass pass, Wants wants = {});
 
 /// Queues the call; linear layers and the loss need `products`. Throws InputError, naming the operator, for what has no kernel or an operand that is missing; CudaError if a launch fails.
-void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products = nullptr);
-void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products = nullptr);
+/// A view that must start on 16 bytes and does not is refused too, with the word "aligned".
+void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {});
+void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {});
 
 /// Each operator's own file defines these four.
 #define MOEPLAN_CUDA_OPERATOR(Operator)                                          \

@@ -28,6 +28,19 @@ constexpr bool holds(DType type) {
   else return sizeof(T) == 1;   // bytes: u8, and quantised storage
 }
 
+/// What a call is told besides its operands: how the routing of its layer and micro-batch turned out, and the executor's policies on it; the
+/// counterpart of reference::Ragged. Without it rows are dealt out evenly, nothing is dropped, and there is no balancing loss.
+struct Ragged {
+  /// `grouped_linear`: rows of each local expert in order, in device memory: the router's `counts`, or what an exchange made of them. Rows past
+  /// the call's bound are not read. Null: dealt out evenly.
+  const std::int32_t* rows_of_expert = nullptr;
+  std::int64_t capacity = 0;   ///< `permute`: most rows of one expert; later copies are dropped (row_map -1). 0: no limit
+  double auxiliary = 0;        ///< `router`: weight of the balancing loss, whose gradient joins the backward
+};
+
+/// Pieces of scratch begin on 256 bytes.
+[[nodiscard]] constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 /// One operand in device memory.
 struct Tensor {
   void* data = nullptr;
@@ -48,8 +61,8 @@ struct Tensor {
 /// The operands of one call, by name.
 class Frame {
  public:
-  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream, Products* products = nullptr)
-      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream), products_(products) {}
+  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {})
+      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream), products_(products), ragged_(ragged) {}
 
   /// What is read under this name, else the output; absent if there is no such operand.
   [[nodiscard]] Tensor operator[](std::string_view name) const { return find(name, values_, false); }
@@ -66,6 +79,7 @@ class Frame {
     if (products_ == nullptr) throw InputError("CUDA kernel", "needs dense products and has none", "pass cuda::Products");
     return *products_;
   }
+  [[nodiscard]] const Ragged& ragged() const { return ragged_; }
 
  private:
   [[nodiscard]] Tensor find(std::string_view name, std::span<void* const> pointers, bool last) const {
@@ -82,6 +96,7 @@ class Frame {
   void* scratch_;
   cudaStream_t stream_;
   Products* products_;
+  Ragged ragged_;
 };
 
 }  // namespace moeplan::cuda

@@ -96,7 +96,9 @@ struct SlotProduct {
     const bf16* a = nullptr;      ///< [rows, a_width]
     const bf16* b = nullptr;      ///< [rows, b_width]
     const int* offsets = nullptr; ///< [experts + 1]
-    float* out = nullptr;
+    float* out = nullptr;         ///< or absent
+    bf16* narrow = nullptr;       ///< the result in bf16, times `scale`, where `out` is absent
+    float scale = 1.0f;
 };
 void slot_product(const SlotProduct& args, cudaStream_t stream);
 

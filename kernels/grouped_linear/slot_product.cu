@@ -100,7 +100,9 @@ __global__ void __launch_bounds__(kernel_threads, 1)
         }
         ptx::wgmma_touch(acc[0]);
         ptx::wgmma_touch(acc[1]);
-        float* out = p.out + static_cast<std::int64_t>(expert) * p.a_width * p.b_width;
+        const std::int64_t first = static_cast<std::int64_t>(expert) * p.a_width * p.b_width;
+        float* out = p.out + first;
+        bf16* narrow = p.narrow + first;
 #pragma unroll
         for (int block = 0; block < 2; ++block)
 #pragma unroll
@@ -112,7 +114,15 @@ __global__ void __launch_bounds__(kernel_threads, 1)
                     const std::int64_t column = b0 + 8 * j + 2 * (lane % 4);
                     if (column >= p.b_width) continue;
                     const float2 v = make_float2(acc[block][4 * j + 2 * r], acc[block][4 * j + 2 * r + 1]);
-                    if (p.transposed) {
+                    if (p.out == nullptr) {
+                        const __nv_bfloat162 two = __floats2bfloat162_rn(p.scale * v.x, p.scale * v.y);
+                        if (p.transposed) {
+                            narrow[column * p.a_width + i] = two.x;
+                            narrow[(column + 1) * p.a_width + i] = two.y;
+                        } else {
+                            *reinterpret_cast<__nv_bfloat162*>(narrow + i * p.b_width + column) = two;
+                        }
+                    } else if (p.transposed) {
                         out[column * p.a_width + i] = v.x;
                         out[(column + 1) * p.a_width + i] = v.y;
                     } else {
@@ -146,15 +156,16 @@ void launch_product(const SlotProduct& p, const Dims& d, cudaStream_t stream) {
 void slot_product(const SlotProduct& p, cudaStream_t stream) {
     const Dims d{.experts = p.experts, .rows = p.rows, .in = p.b_width, .out = p.a_width};
     check_dims(d, false);
+    void* result = p.out != nullptr ? static_cast<void*>(p.out) : p.narrow;
     if (p.rows == 0) {
-        check(cudaMemsetAsync(p.out, 0, sizeof(float) * static_cast<std::size_t>(p.experts) * p.a_width * p.b_width,
-                              stream),
+        const std::size_t each = p.out != nullptr ? sizeof(float) : sizeof(bf16);
+        check(cudaMemsetAsync(result, 0, each * static_cast<std::size_t>(p.experts) * p.a_width * p.b_width, stream),
               "slot product [" + describe(d) + "]: zeros");
         return;
     }
     check_pointer(p.a, "the left rows", d);
     check_pointer(p.b, "the right rows", d);
-    check_pointer(p.out, "the result", d);
+    check_pointer(result, "the result", d);
     if (p.b_width <= 16) launch_product<16>(p, d, stream);
     else if (p.b_width <= 32) launch_product<32>(p, d, stream);
     else if (p.b_width <= 64) launch_product<64>(p, d, stream);

@@ -324,12 +324,12 @@ __global__ void __launch_bounds__(backward_threads, 1) backward(const Launch lau
       }
       dv[p] = ptx::pack_bf16(b * z2.x, b * z2.y);
     }
-    if (valid) ChunkRows::store_row(launch.d_v + at, dv);
+    if (valid && launch.d_v != nullptr) ChunkRows::store_row(launch.d_v + at, dv);
     dots[i] = dot_q, dots[warp_rows + i] = dot_k;
     beta_dots[i] = dot_b, beta_dots[warp_rows + i] = 0.0f;
   }
   const float dot = reduce_rows(dots), beta_dot = reduce_rows(beta_dots);
-  if (lane < 16 && lane % lane_step == 0 && warp_rows * warp + lane / lane_step < chunk.rows)
+  if (launch.d_beta != nullptr && lane < 16 && lane % lane_step == 0 && warp_rows * warp + lane / lane_step < chunk.rows)
     launch.d_beta[(chunk.begin + warp_rows * warp + lane / lane_step) * launch.heads + head] = beta_dot;
 #pragma unroll
   for (int i = 0; i < warp_rows; ++i) {
@@ -345,8 +345,8 @@ __global__ void __launch_bounds__(backward_threads, 1) backward(const Launch lau
     }
     if (warp_rows * warp + i < chunk.rows) {
       const std::int64_t at = (chunk.begin + warp_rows * warp + i) * stride + head * D + ChunkRows::channel();
-      ChunkRows::store_row(launch.d_q + at, out_q);
-      ChunkRows::store_row(launch.d_k + at, out_k);
+      if (launch.d_q != nullptr) ChunkRows::store_row(launch.d_q + at, out_q);
+      if (launch.d_k != nullptr) ChunkRows::store_row(launch.d_k + at, out_k);
     }
   }
 #pragma unroll
@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(backward_threads, 1) backward(const Launch lau
       }
       out[p] = ptx::pack_bf16(dz[0], dz[1]);
     }
-    ChunkRows::store_row(launch.d_gate + at, out);
+    if (launch.d_gate != nullptr) ChunkRows::store_row(launch.d_gate + at, out);
   }
   // Parameter sums of the chunk: tiles are free now.
   __syncthreads();

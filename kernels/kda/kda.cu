@@ -177,8 +177,7 @@ void backward(const Backward& call, StreamHandle stream) {
   const Forward& in = call.forward;
   const Cut c = cut(in.dims, in.options, Pass::backward);
   require_inputs(in);
-  require(call.d_out && call.d_q && call.d_k && call.d_v && call.d_gate && call.d_beta && call.d_a_log,
-          "a gradient pointer is null");
+  require(call.d_out != nullptr, "the output's gradient is null");
   auto* base = static_cast<char*>(in.workspace);
   const int d = in.dims.head_dim;
   Launch launch = make_launch(in, c);

@@ -73,14 +73,14 @@ struct Backward {
   Forward forward;  ///< the same inputs; `out`, `final_state` unused; `workspace` sized for Pass::backward
   const Bf16* d_out = nullptr;
   const float* d_final_state = nullptr;  ///< may be null: zeros
-  Bf16* d_q = nullptr;
+  Bf16* d_q = nullptr;  ///< this and every other gradient may be null: not wanted
   Bf16* d_k = nullptr;
   Bf16* d_v = nullptr;
   Bf16* d_gate = nullptr;
   float* d_beta = nullptr;
   float* d_a_log = nullptr;          ///< [heads]
-  float* d_dt_bias = nullptr;        ///< [heads, D]; may be null
-  float* d_initial_state = nullptr;  ///< may be null: not wanted
+  float* d_dt_bias = nullptr;        ///< [heads, D]
+  float* d_initial_state = nullptr;
 };
 
 enum class Pass { forward, backward };

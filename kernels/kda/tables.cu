@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(1024) reduce(const Launch launch, float* d_a_l
     for (int x = 0; x < lanes; ++x) sum += partial[x * width + threadIdx.x];
     if (is_bias && d_dt_bias != nullptr) d_dt_bias[(launch.first_head + head) * D + 32 * part + threadIdx.x] = sum;
   }
-  if (is_bias) return;
+  if (is_bias || d_a_log == nullptr) return;
   __syncthreads();
   if (threadIdx.x < width) partial[threadIdx.x] = sum;
   __syncthreads();

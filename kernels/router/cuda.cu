@@ -39,6 +39,12 @@ __device__ __forceinline__ void scores(const Dims& d, const float* logits, float
         for (int i = 0; i < per_lane; ++i) s[i] = lane + 32 * i < d.experts ? 1.0f / (1.0f + expf(-s[i])) : 0.0f;
         return;
     }
+    if (d.score == Score::sqrt_softplus) {
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i)
+            s[i] = lane + 32 * i < d.experts ? sqrtf(fmaxf(s[i], 0.0f) + log1pf(expf(-fabsf(s[i])))) : 0.0f;
+        return;
+    }
 #pragma unroll
     for (int o = 16; o > 0; o /= 2) most = fmaxf(most, __shfl_xor_sync(all, most, o));
     float sum = 0;
@@ -64,7 +70,7 @@ __device__ __forceinline__ unsigned kept_groups(const Dims& d, const float* sele
             second = fmaxf(second, fminf(best, v));
             best = fmaxf(best, v);
         }
-        key = key_of(size == 1 ? best : best + second);
+        key = key_of(size == 1 || !d.pair_ranks ? best : best + second);
     }
     unsigned kept = 0;
     for (int g = 0; g < d.kept_groups; ++g) {
@@ -89,6 +95,12 @@ __global__ void __launch_bounds__(warps * 32) route(Forward a, float* partial, i
     for (int t = begin + warp; t < end; t += warps) {
         float s[per_lane];
         scores<per_lane>(d, a.logits + static_cast<std::int64_t>(t) * d.experts, s);
+        if (a.scores != nullptr)
+#pragma unroll
+            for (int i = 0; i < per_lane; ++i)
+                if (lane + 32 * i < d.experts) a.scores[static_cast<std::int64_t>(t) * d.experts + lane + 32 * i] = s[i];
+        const int* listed = a.table == nullptr ? nullptr
+                                               : a.table + static_cast<std::int64_t>(min(max(a.ids[t], 0), a.vocabulary - 1)) * d.top_k;
         unsigned keys[per_lane];
 #pragma unroll
         for (int i = 0; i < per_lane; ++i) {
@@ -118,7 +130,8 @@ __global__ void __launch_bounds__(warps * 32) route(Forward a, float* partial, i
                     at = i;
                 }
             const unsigned most = __reduce_max_sync(all, best);
-            const unsigned winner = __reduce_min_sync(all, best == most ? lane + 32u * at : ~0u);
+            unsigned winner = __reduce_min_sync(all, best == most ? lane + 32u * at : ~0u);
+            if (listed != nullptr) winner = min(max(listed[j], 0), d.experts - 1);
             float score = 0;
 #pragma unroll
             for (int i = 0; i < per_lane; ++i)
@@ -133,11 +146,17 @@ __global__ void __launch_bounds__(warps * 32) route(Forward a, float* partial, i
                 choice = static_cast<int>(winner);
             }
         }
+        const float weight = lane < d.top_k ? d.scale * (d.normalise ? mine / sum : mine) : 0.0f;
+        const bool identity = choice >= d.experts - a.identities;
         if (lane < d.top_k) {
             const std::int64_t to = static_cast<std::int64_t>(t) * d.top_k + lane;
             a.experts[to] = choice;
-            a.weights[to] = d.scale * (d.normalise ? mine / sum : mine);
+            a.weights[to] = identity ? 0.0f : weight;
             atomicAdd(&counts[choice], 1);
+        }
+        if (a.identity_weight != nullptr) {
+            const float drawn = sum_of(identity ? weight : 0.0f);
+            if (lane == 0) a.identity_weight[t] = drawn;
         }
         if (partial != nullptr) {
             float total = 0;
@@ -189,10 +208,18 @@ __global__ void __launch_bounds__(warps * 32) route_backward(Backward a) {
     const int t = blockIdx.x * warps + threadIdx.x / 32;
     if (t >= d.tokens) return;
     float s[per_lane], ds[per_lane] = {};
-    scores<per_lane>(d, a.logits + static_cast<std::int64_t>(t) * d.experts, s);
+    if (a.scores == nullptr) {
+        scores<per_lane>(d, a.logits + static_cast<std::int64_t>(t) * d.experts, s);
+    } else {
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i)
+            s[i] = lane + 32 * i < d.experts ? a.scores[static_cast<std::int64_t>(t) * d.experts + lane + 32 * i] : 0.0f;
+    }
     const std::int64_t at = static_cast<std::int64_t>(t) * d.top_k + lane;
     const int choice = lane < d.top_k ? a.experts[at] : 0;
-    const float dw = lane < d.top_k ? a.dweights[at] : 0.0f;
+    float dw = 0;
+    if (lane < d.top_k && choice >= d.experts - a.identities) dw = a.didentity != nullptr ? a.didentity[t] : 0.0f;
+    else if (lane < d.top_k && a.dweights != nullptr) dw = a.dweights[at];
     float chosen = 0; // the score of this lane's choice
     for (int j = 0; j < d.top_k; ++j) {
         const int e = __shfl_sync(all, choice, j);
@@ -236,9 +263,13 @@ __global__ void __launch_bounds__(warps * 32) route_backward(Backward a) {
     inner = sum_of(inner);
 #pragma unroll
     for (int i = 0; i < per_lane; ++i)
-        if (lane + 32 * i < d.experts)
-            a.dlogits[static_cast<std::int64_t>(t) * d.experts + lane + 32 * i] =
-                d.score == Score::sigmoid ? ds[i] * s[i] * (1.0f - s[i]) : s[i] * (ds[i] - inner);
+        if (lane + 32 * i < d.experts) {
+            float dl;
+            if (d.score == Score::sigmoid) dl = ds[i] * s[i] * (1.0f - s[i]);
+            else if (d.score == Score::softmax) dl = s[i] * (ds[i] - inner);
+            else dl = s[i] > 0.0f ? -ds[i] * expm1f(-s[i] * s[i]) / (2.0f * s[i]) : 0.0f;
+            a.dlogits[static_cast<std::int64_t>(t) * d.experts + lane + 32 * i] = dl;
+        }
 }
 
 __global__ void move_bias(int experts, const int* counts, float rate, float* bias) {

@@ -19,6 +19,10 @@ std::vector<T> scores(const Dims& d, const T* logits) {
         for (T& v : s) v = T(1) / (T(1) + std::exp(-v));
         return s;
     }
+    if (d.score == Score::sqrt_softplus) {
+        for (T& v : s) v = std::sqrt(std::max(v, T(0)) + std::log1p(std::exp(-std::abs(v))));
+        return s;
+    }
     const T most = *std::max_element(s.begin(), s.end());
     T sum = 0;
     for (T& v : s) sum += v = std::exp(v - most);
@@ -44,7 +48,7 @@ std::vector<bool> allowed(const Dims& d, const std::vector<T>& selection) {
     std::vector<T> group(d.groups);
     for (int g = 0; g < d.groups; ++g) {
         const std::vector<T> mine(selection.begin() + g * size, selection.begin() + (g + 1) * size);
-        for (int i : largest(mine, std::min(2, size))) group[g] += mine[i];
+        for (int i : largest(mine, std::min(d.pair_ranks ? 2 : 1, size))) group[g] += mine[i];
     }
     std::vector<bool> result(d.experts, false);
     for (int g : largest(group, d.kept_groups))
@@ -120,9 +124,12 @@ void backward(const Dims& d, std::span<const T> logits, std::span<const int> cho
         for (std::size_t e = 0; e < experts; ++e) ds[e] += (factor * T(counts[e]) - shared) / total;
         T inner = 0;
         for (std::size_t e = 0; e < experts; ++e) inner += ds[e] * s[e];
-        for (std::size_t e = 0; e < experts; ++e)
-            dlogits[t * experts + e] =
-                d.score == Score::sigmoid ? ds[e] * s[e] * (T(1) - s[e]) : s[e] * (ds[e] - inner);
+        for (std::size_t e = 0; e < experts; ++e) {
+            T& dl = dlogits[t * experts + e];
+            if (d.score == Score::sigmoid) dl = ds[e] * s[e] * (T(1) - s[e]);
+            else if (d.score == Score::softmax) dl = s[e] * (ds[e] - inner);
+            else dl = s[e] > 0 ? -ds[e] * std::expm1(-s[e] * s[e]) / (T(2) * s[e]) : T(0); // sigmoid(l) / 2 s
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 /// \file
 /// One typed test over every operator of the CUDA backend: each case, forward and backward, against the CPU reference in double on inputs
-/// rounded to their storage types; with aligned and with shifted views; nothing written beside the outputs; 20 replays equal to the bit.
+/// rounded to their storage types; under each of its routings; with aligned views and with shifted ones, which may be refused for that alone; nothing written beside the outputs; 20 replays equal to the bit.
 /// Without a GPU each is skipped by its operator's name.
 
 #include <gtest/gtest.h>
@@ -12,6 +12,7 @@
 #include "kernels/quantise/rounding.hpp"
 #include "tests/kernels/call_data.hpp"
 #include "tests/kernels/catalogue_cuda_cases.hpp"
+#include "tests/kernels/catalogue_cuda_routing.hpp"
 #include "tests/kernels/device_call.hpp"
 #include "tests/kernels/stored_formats.hpp"
 
@@ -28,7 +29,7 @@ std::vector<Op> cuda_cases() {
     for (const Op& op : more)
       if (cuda::refusal(op).empty()) out.push_back(op);
   };
-  add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases()), add(test::product_cases());
+  add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases()), add(test::product_cases()), add(test::expert_cases());
   return out;
 }
 
@@ -52,14 +53,26 @@ CallData<double> inputs_of(const Op& op) {
   for (std::size_t i = 0; i < list.size(); ++i) {
     if (list[i].name == "positions")
       for (std::size_t e = 0; e < data.buffers[i].size(); ++e) data.buffers[i][e] = static_cast<double>(e * 104729 % 1000003);   // far positions need exact angles
+    if (std::holds_alternative<op::Router>(op) && list[i].name == "w")   // logits of ordinary size
+      for (double& w : data.buffers[i]) w *= 2 / std::sqrt(static_cast<double>(list[i].shape[1]));
     if (read(list[i])) round_to(list[i].dtype, data.buffers[i], elements(list[i]));
+    if (list[i].role == Role::weight && !test::plain(list[i].dtype)) data.buffers[i] = test::decoded(test::stacked(list[i]), test::stored_weight(list[i]));
+    data.views[i].data = data.buffers[i].data();
   }
   return data;
+}
+
+/// An operand's bytes.
+Raw stored_of(const Operand& o, const std::vector<double>& values) {
+  if (test::plain(o.dtype)) return test::stored(o.dtype, values, elements(o));
+  return o.role == Role::weight ? test::stored_weight(o) : test::random_stored(o);
 }
 
 /// What rounding to the type and sums in fp32 may cost, of the value and of the tensor's root mean square.
 double tolerance(const Op& op, const Operand& o) {
   if (o.dtype == DType::u8) return 0;
+  // What is normalised has been rounded to bf16 as the sum, and is once more as the result.
+  if (const auto* norm = std::get_if<op::RmsNorm>(&op); norm != nullptr && norm->residual_add && o.dtype == DType::bf16) return 1e-2;   // 2.5 x 2^-8
   if (o.dtype == DType::bf16) return 6e-3;   // 1.5 x 2^-8
   if (o.dtype == DType::f16) return 8e-4;
   // The statistics of a sum that is rounded to bf16 first, where the reference's is not.
@@ -71,18 +84,32 @@ double tolerance(const Op& op, const Operand& o) {
   return 4e-5;
 }
 
+/// A product through a LoRA pair, whose low-rank numbers are stored in bf16 here and nowhere in the reference.
+bool through_low_rank(const Op& op) {
+  const auto* linear = std::get_if<op::Linear>(&op);
+  const auto* grouped = std::get_if<op::GroupedLinear>(&op);
+  return (linear != nullptr && linear->lora_rank > 0) || (grouped != nullptr && grouped->lora_rank > 0);
+}
+
 /// The part of the tolerance that goes with the tensor's root mean square, not with the value.
 double spread(const Op& op, const Operand& o) {
-  // Numbers rounded to bf16 on the way (gradients of logits; x A^T, dy B and the pair's share of y) are each off by a relative 1.1e-3 in the
-  // mean square; five standard deviations of one such rounding, or of two, for the largest of 10^5 elements.
+  // Numbers rounded to bf16 on the way (gradients of logits; x A^T, dy B and the pair's share of y) are each off by a relative 1.6e-3 in the
+  // mean square; a row's results share the errors of its low-rank numbers, so that the largest of 10^5 lies further out than it would alone.
   if (o.dtype != DType::bf16) return tolerance(op, o) / 4;
   if (std::holds_alternative<op::CrossEntropy>(op)) return 6e-3;
-  const auto* linear = std::get_if<op::Linear>(&op);
-  return linear != nullptr && linear->lora_rank > 0 ? 8e-3 : tolerance(op, o) / 4;
+  return through_low_rank(op) ? 2e-2 : tolerance(op, o) / 4;
 }
 
 void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vector<double>& want, const std::string& what) {
   const auto values = test::numbers(o.dtype, raw);
+  if (std::holds_alternative<op::Kda>(op)) {   // chunks whose factors are bf16, as in kda/cuda_test.cpp: judged by the norm, with its limits
+    const double limit = o.name == "a_log" ? 5e-2 : o.name == "dt_bias" ? 2e-2 : 1e-2;
+    EXPECT_LE(test::relative_norm(values, want, elements(o)), limit) << what << o.name;
+    return;
+  }
+  if (through_low_rank(op)) {   // two roundings of 1.6e-3, and the result's
+    EXPECT_LE(test::relative_norm(values, want, elements(o)), 4e-3) << what << o.name;
+  }
   double squares = 0;
   for (std::size_t e = 0; e < elements(o); ++e) squares += want[e] * want[e];
   const double size = std::sqrt(squares / std::max<double>(1, static_cast<double>(elements(o)))), most = tolerance(op, o);
@@ -118,6 +145,26 @@ std::vector<Raw> run(const Operands& list, DeviceCall& device, Call&& call, Writ
   return out;
 }
 
+/// True if the call was refused because its views are shifted, before it wrote anything.
+template <class Call, class Written>
+bool refused_for_alignment(const Operands& list, DeviceCall& device, Call&& call, Written&& written) {
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (device.memory[i] && written(list[i])) device.memory[i]->poison();
+  try {
+    call();
+  } catch (const InputError& e) {
+    if (std::string(e.what()).find("aligned") == std::string::npos) throw;
+    kernels::check(cudaDeviceSynchronize(), "finish a refused call");
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (!device.memory[i] || !written(list[i])) continue;
+      const Raw raw = device.memory[i]->download();
+      EXPECT_TRUE(std::all_of(raw.begin(), raw.end(), [](std::uint8_t b) { return b == 0xff; })) << "refused after it wrote " << list[i].name;
+    }
+    return true;
+  }
+  return false;
+}
+
 class Cuda : public testing::TestWithParam<Op> {
  protected:
   void SetUp() override {
@@ -131,29 +178,60 @@ TEST_P(Cuda, ForwardIsTheReferences) {
   const bool block_stored = std::holds_alternative<op::Quantise>(op) || std::holds_alternative<op::Dequantise>(op);
   cuda::Products products;
   auto data = inputs_of(op);
-  if (!block_stored) reference::forward<double>(op, data.views);
   const auto written = [](const Operand& o) { return !read(o); };
-  for (const std::size_t shift : {0u, 1u}) {
-    DeviceCall device;
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      device.add(list[i], true, shift);
-      if (read(list[i])) device.memory[i]->upload(test::plain(list[i].dtype) ? test::stored(list[i].dtype, data.buffers[i], elements(list[i])) : test::random_stored(list[i]));
+  for (test::Routing& routing : test::routings(op)) {
+    if (!block_stored) reference::forward<double>(op, data.views, routing.host());
+    const cuda::Ragged ragged = routing.device();
+    for (const std::size_t shift : {0u, 1u}) {
+      DeviceCall device;
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        device.add(list[i], true, shift);
+        if (read(list[i])) device.memory[i]->upload(stored_of(list[i], data.buffers[i]));
+      }
+      const auto scratch = scratch_of(op, Pass::forward, {});
+      const auto call = [&] { cuda::forward(op, device.pointers(), scratch.get(), nullptr, &products, ragged); };
+      if (shift != 0 && refused_for_alignment(list, device, call, written)) continue;
+      const auto out = run(list, device, call, written);
+      const std::string what = key(op, Pass::forward) + routing.name() + (shift ? ", shifted: " : ": ");
+      if (std::holds_alternative<op::Quantise>(op)) {
+        test::expect_quantised(list.front(), list.back(), data.buffers.front(), out.back(), what);
+      } else if (std::holds_alternative<op::Dequantise>(op)) {
+        expect_near(op, list.back(), out.back(), test::decoded(list.front(), device.memory.front()->download()), what);
+      } else {
+        for (std::size_t i = 0; i < list.size(); ++i)
+          if (written(list[i])) expect_near(op, list[i], out[i], data.buffers[i], what);
+      }
+      for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, device, call, written), out) << what << "replay " << replay;
+      if (HasFailure()) return;
     }
-    const auto scratch = scratch_of(op, Pass::forward, {});
-    const auto call = [&] { cuda::forward(op, device.pointers(), scratch.get(), nullptr, &products); };
-    const auto out = run(list, device, call, written);
-    const std::string what = key(op, Pass::forward) + (shift ? ", shifted: " : ": ");
-    if (std::holds_alternative<op::Quantise>(op)) {
-      test::expect_quantised(list.front(), list.back(), data.buffers.front(), out.back(), what);
-    } else if (std::holds_alternative<op::Dequantise>(op)) {
-      expect_near(op, list.back(), out.back(), test::decoded(list.front(), device.memory.front()->download()), what);
-    } else {
-      for (std::size_t i = 0; i < list.size(); ++i)
-        if (written(list[i])) expect_near(op, list[i], out[i], data.buffers[i], what);
-    }
-    for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, device, call, written), out) << what << "replay " << replay;
-    if (HasFailure()) return;
   }
+}
+
+void expect_gradients(const Op& op, Wants wants, test::Routing& routing, std::size_t shift, const CallData<double>& data, CallData<double>& direction, cuda::Products& products) {
+  const Operands list = operands(op);
+  CallData<double> want(list, std::numeric_limits<double>::quiet_NaN());
+  std::vector<reference::View<double>> values = data.views, d = want.views;
+  DeviceCall device, gradients;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const bool kept = needed(list[i].need, wants), arrives = list[i].role == Role::output, leaves = wanted(list[i], wants);
+    if (!kept) values[i].data = nullptr;
+    if (arrives) d[i].data = direction.buffers[i].data();
+    else if (!leaves) d[i].data = nullptr;
+    device.add(list[i], kept, shift), gradients.add(list[i], arrives || leaves, shift);
+    if (kept) device.memory[i]->upload(stored_of(list[i], data.buffers[i]));
+    if (arrives) gradients.memory[i]->upload(test::stored(list[i].dtype, direction.buffers[i], elements(list[i])));
+  }
+  reference::backward<double>(op, values, d, routing.host());
+  const cuda::Ragged ragged = routing.device();
+  const auto scratch = scratch_of(op, Pass::backward, wants);
+  const auto call = [&] { cuda::backward(op, device.pointers(), gradients.pointers(), scratch.get(), nullptr, &products, ragged); };
+  const auto written = [&](const Operand& o) { return wanted(o, wants); };
+  if (shift != 0 && refused_for_alignment(list, gradients, call, written)) return;
+  const auto out = run(list, gradients, call, written);
+  const std::string what = key(op, Pass::backward, wants) + routing.name() + (shift ? ", shifted: d" : ": d");
+  for (std::size_t i = 0; i < list.size(); ++i)
+    if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what);
+  for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
 }
 
 TEST_P(Cuda, BackwardIsTheReferences) {
@@ -162,41 +240,23 @@ TEST_P(Cuda, BackwardIsTheReferences) {
   if (std::none_of(list.begin(), list.end(), [](const Operand& o) { return o.role == Role::output; })) return;
   cuda::Products products;
   auto data = inputs_of(op);
-  reference::forward<double>(op, data.views);
-  CallData<double> direction(list);
-  std::mt19937_64 random(11);
-  for (std::size_t i = 0; i < list.size(); ++i) {   // both backends read what storage keeps of the forward
-    if (!read(list[i])) round_to(list[i].dtype, data.buffers[i], elements(list[i]));
-    for (double& v : direction.buffers[i]) v = std::uniform_real_distribution<double>(-1, 1)(random);
-    round_to(list[i].dtype, direction.buffers[i], elements(list[i]));
-  }
-  for (const Wants asked : {Wants{true, true}, Wants{true, false}, Wants{false, true}})
-    for (const std::size_t shift : {0u, 1u}) {
-      const Wants wants = possible(op, asked);
-      if (wants == Wants{false, false} || wants != asked) continue;
-      CallData<double> want(list, std::numeric_limits<double>::quiet_NaN());
-      std::vector<reference::View<double>> values = data.views, d = want.views;
-      DeviceCall device, gradients;
-      for (std::size_t i = 0; i < list.size(); ++i) {
-        const bool kept = needed(list[i].need, wants), arrives = list[i].role == Role::output, leaves = wanted(list[i], wants);
-        if (!kept) values[i].data = nullptr;
-        if (arrives) d[i].data = direction.buffers[i].data();
-        else if (!leaves) d[i].data = nullptr;
-        device.add(list[i], kept, shift), gradients.add(list[i], arrives || leaves, shift);
-        if (kept) device.memory[i]->upload(test::stored(list[i].dtype, data.buffers[i], elements(list[i])));
-        if (arrives) gradients.memory[i]->upload(test::stored(list[i].dtype, direction.buffers[i], elements(list[i])));
-      }
-      reference::backward<double>(op, values, d);
-      const auto scratch = scratch_of(op, Pass::backward, wants);
-      const auto call = [&] { cuda::backward(op, device.pointers(), gradients.pointers(), scratch.get(), nullptr, &products); };
-      const auto written = [&](const Operand& o) { return wanted(o, wants); };
-      const auto out = run(list, gradients, call, written);
-      const std::string what = key(op, Pass::backward, wants) + (shift ? ", shifted: d" : ": d");
-      for (std::size_t i = 0; i < list.size(); ++i)
-        if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what);
-      for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
-      if (HasFailure()) return;
+  for (test::Routing& routing : test::routings(op)) {
+    reference::forward<double>(op, data.views, routing.host());
+    CallData<double> direction(list);
+    std::mt19937_64 random(11);
+    for (std::size_t i = 0; i < list.size(); ++i) {   // both backends read what storage keeps of the forward
+      if (!read(list[i])) round_to(list[i].dtype, data.buffers[i], elements(list[i]));
+      for (double& v : direction.buffers[i]) v = std::uniform_real_distribution<double>(-1, 1)(random);
+      round_to(list[i].dtype, direction.buffers[i], elements(list[i]));
     }
+    for (const Wants asked : {Wants{true, true}, Wants{true, false}, Wants{false, true}})
+      for (const std::size_t shift : {0u, 1u}) {
+        const Wants wants = possible(op, asked);
+        if (wants == Wants{false, false} || wants != asked) continue;
+        expect_gradients(op, wants, routing, shift, data, direction, products);
+        if (HasFailure()) return;
+      }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Catalogue, Cuda, testing::ValuesIn(cuda_cases()), case_name);
@@ -289,9 +349,12 @@ TEST(CudaBackend, RefusesRowsThatDoNotFitABlockWithTheNumber) {
 
 TEST(CudaBackend, NamesAnOperandThatHasNoMemory) { EXPECT_NE(refused(op::Add{3, 8}, 1).find("add.b"), std::string::npos) << refused(op::Add{3, 8}, 1); }
 
-TEST(CudaBackend, TheCataloguesTableClaimsOnlyWhatTheBackendRuns) {
-  for (const Op& op : examples())
-    EXPECT_TRUE(!backends(kind(op)).cuda || cuda::refusal(op).empty()) << kind(op) << ": " << cuda::refusal(op);
+TEST(CudaBackend, TheCataloguesTableClaimsWhatTheTypedTestRunsAndNothingElse) {
+  const std::vector<Op> run = cuda_cases();
+  for (const Op& op : examples()) {
+    const bool runs = std::any_of(run.begin(), run.end(), [&](const Op& each) { return kind(each) == kind(op); });
+    EXPECT_EQ(backends(kind(op)).cuda, runs) << kind(op) << ": " << cuda::refusal(op);
+  }
 }
 
 }  // namespace

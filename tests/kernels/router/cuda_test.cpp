@@ -64,7 +64,7 @@ void compare(const router::Dims& d, unsigned seed) {
 
 TEST(RouterCuda, equals_the_reference_over_widths_scores_and_groups) {
     MOEPLAN_NEEDS_GPU();
-    for (const auto score : {router::Score::sigmoid, router::Score::softmax})
+    for (const auto score : {router::Score::sigmoid, router::Score::softmax, router::Score::sqrt_softplus})
         for (const int experts : {5, 32, 64, 100, 256, 512, 896, 1024})
             for (const float auxiliary : {0.0f, 0.01f}) {
                 const router::Dims d{.tokens = 157, .experts = experts, .top_k = std::min(8, experts), .score = score,
@@ -74,6 +74,7 @@ TEST(RouterCuda, equals_the_reference_over_widths_scores_and_groups) {
                     router::Dims grouped = d;
                     grouped.groups = 8;
                     grouped.kept_groups = 4;
+                    grouped.pair_ranks = auxiliary == 0.0f;
                     compare(grouped, experts + 1);
                 }
             }

@@ -56,8 +56,14 @@ TEST(RouterReference, the_best_expert_of_a_group_that_is_not_kept_is_not_chosen)
     EXPECT_EQ(r.experts, (std::vector<int>{0, 1}));
 }
 
+TEST(RouterReference, without_pair_ranks_the_group_of_the_best_expert_is_kept) {
+    const router::Dims d{.tokens = 1, .experts = 4, .top_k = 2, .groups = 2, .kept_groups = 1, .pair_ranks = false};
+    const auto r = route(d, {1.0, 1.0, 1.5, -9.0});
+    EXPECT_EQ(r.experts, (std::vector<int>{2, 3}));
+}
+
 TEST(RouterReference, gradient_is_the_derivative_with_the_choice_held) {
-    for (const auto score : {router::Score::sigmoid, router::Score::softmax})
+    for (const auto score : {router::Score::sigmoid, router::Score::softmax, router::Score::sqrt_softplus})
         for (const bool normalise : {true, false}) {
             const router::Dims d{.tokens = 3, .experts = 6, .top_k = 2, .score = score, .normalise = normalise,
                                  .scale = 2.0f, .auxiliary = 0.5f};

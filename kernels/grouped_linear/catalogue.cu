@@ -1,0 +1,217 @@
+/// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights) and mxfp4_cuda.hpp (MXFP4 as stored): offsets from the
+/// routing's counts, the low-rank rows s x A^T and s dy B made once and added inside the base product (beside MXFP4 in a product of their own),
+/// weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Nothing the size of a weight is ever formed besides dW.
+
+#include <algorithm>
+
+#include "kernels/base/ragged.cuh"
+#include "kernels/cuda_frame.hpp"
+#include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/mxfp4_cuda.hpp"
+#include "kernels/grouped_linear/op.hpp"
+
+namespace moeplan::cuda {
+namespace {
+
+namespace grouped = kernels::grouped_linear;
+
+std::string shape(const op::GroupedLinear& op) {
+  return "experts=" + std::to_string(op.experts) + " rows=" + std::to_string(op.rows) + " in=" + std::to_string(op.in) + " out=" + std::to_string(op.out);
+}
+
+/// Pieces of a call's scratch. `low`: the scaled low-rank rows; `beside`: a low-rank product that the base product cannot take in.
+struct Scratch {
+  i64 offsets = 0, ends = 0, low = 0, scales = 0, beside = 0, bytes = 0;
+};
+Scratch scratch_of(const op::GroupedLinear& op, Pass pass, Wants wants) {
+  Scratch s;
+  const auto take = [&](i64 bytes) {
+    const i64 here = s.bytes;
+    s.bytes += aligned_bytes(bytes);
+    return here;
+  };
+  const bool packed = op.weight == DType::mxfp4, gradient_through = pass == Pass::forward || wants.input_grad;
+  s.offsets = take(4 * (op.experts + 1)), s.ends = take(8);
+  if (op.lora_rank > 0 && (pass == Pass::backward || op.lora_scale != 1)) s.low = take(2 * op.rows * op.lora_rank);
+  if (packed && gradient_through) s.scales = take(op.experts * op.out * (op.in / 32));
+  if (packed && gradient_through && op.lora_rank > 0) s.beside = take(2 * op.rows * (pass == Pass::forward ? op.out : op.in));
+  return s;
+}
+
+struct Scaled {
+  static constexpr int unroll = 2;
+  const bf16* from;
+  bf16* to;
+  float scale;
+  template <int V>
+  struct Piece {
+    Pack<bf16, V> value;
+  };
+  template <int V>
+  __device__ Piece<V> load(i64 i) const { return {cuda::load<V, false>(from + i)}; }
+  template <int V>
+  __device__ void store(i64 i, const Piece<V>& p) const {
+    float v[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = scale * p.value[j];
+    cuda::store<V>(to + i, v);
+  }
+};
+
+struct Added {
+  static constexpr int unroll = 2;
+  const bf16* more;
+  bf16* to;
+  template <int V>
+  struct Piece {
+    Pack<bf16, V> a, b;
+  };
+  template <int V>
+  __device__ Piece<V> load(i64 i) const { return {cuda::load<V>(to + i), cuda::load<V>(more + i)}; }
+  template <int V>
+  __device__ void store(i64 i, const Piece<V>& p) const {
+    float v[V];
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = p.a[j] + p.b[j];
+    cuda::store<V>(to + i, v);
+  }
+};
+
+/// ends = {0, offsets[experts]}: all experts as one, for a shared pair.
+__global__ void join_experts(const int* offsets, int experts, int* ends) {
+  ends[0] = 0;
+  ends[1] = offsets[experts];
+}
+
+/// out[e, c] = sum of dy over the expert's rows: 32 columns a block, 8 parts of the rows, both in a fixed order.
+__global__ void __launch_bounds__(256) sum_rows(const int* offsets, i64 columns, const bf16* dy, bf16* out) {
+  __shared__ float parts[8][32];
+  const int lane = threadIdx.x % 32, part = threadIdx.x / 32;
+  const i64 e = blockIdx.y, c = static_cast<i64>(blockIdx.x) * 32 + lane, end = offsets[e + 1];
+  float sum = 0;
+  if (c < columns)
+#pragma unroll 4
+    for (i64 row = offsets[e] + part; row < end; row += 8) sum += widened(dy[row * columns + c]);
+  parts[part][lane] = sum;
+  __syncthreads();
+  if (part != 0 || c >= columns) return;
+#pragma unroll
+  for (int i = 1; i < 8; ++i) sum += parts[i][lane];
+  out[e * columns + c] = narrowed<bf16>(sum);
+}
+
+/// What both passes work with.
+struct Call {
+  const op::GroupedLinear& op;
+  const Frame& f;
+  grouped::Dims dims;
+  Scratch at;
+  char* scratch;
+
+  Call(const op::GroupedLinear& o, const Frame& frame, Pass pass, Wants wants)
+      : op(o), f(frame), dims{static_cast<int>(o.experts), static_cast<int>(o.rows), static_cast<int>(o.in), static_cast<int>(o.out)}, at(scratch_of(o, pass, wants)), scratch(frame.scratch<char>()) {
+    offsets_of(f.ragged().rows_of_expert, dims.experts, dims.rows, offsets(), f.stream());
+    if (!op.shared_adapter || op.lora_rank == 0) return;
+    join_experts<<<1, 1, 0, f.stream()>>>(offsets(), dims.experts, ends());
+    kernels::check_launch("grouped_linear: rows of all experts", shape(op));
+  }
+  [[nodiscard]] int* offsets() const { return reinterpret_cast<int*>(scratch + at.offsets); }
+  [[nodiscard]] int* ends() const { return reinterpret_cast<int*>(scratch + at.ends); }
+  [[nodiscard]] bf16* low() const { return reinterpret_cast<bf16*>(scratch + at.low); }
+  [[nodiscard]] bf16* beside() const { return reinterpret_cast<bf16*>(scratch + at.beside); }
+  [[nodiscard]] bool packed() const { return op.weight == DType::mxfp4; }
+  /// The adapter's products see a shared pair as one expert that has all rows.
+  [[nodiscard]] int pairs() const { return op.shared_adapter ? 1 : dims.experts; }
+  [[nodiscard]] const int* pair_offsets() const { return op.shared_adapter ? ends() : offsets(); }
+  [[nodiscard]] grouped::Dims pair_dims(i64 in, i64 out) const { return {pairs(), dims.rows, static_cast<int>(in), static_cast<int>(out)}; }
+
+  /// The scales as the MXFP4 kernels read them, 3 % of the weights' bytes read and written.
+  [[nodiscard]] grouped::mxfp4::Weights prepared() const {
+    const auto* stored = static_cast<const std::uint8_t*>(f["w"].data);
+    auto* scales = reinterpret_cast<std::uint8_t*>(scratch + at.scales);
+    grouped::mxfp4::prepare_scales(dims, grouped::GateLayout::halves, stored + op.experts * op.out * (op.in / 2), scales, f.stream());
+    return {stored, scales};
+  }
+  void add(const bf16* more, bf16* to, i64 elements) const { pointwise(elements, true, Added{more, to}, f.stream(), "grouped_linear: low-rank rows"); }
+};
+
+}  // namespace
+
+void forward(const op::GroupedLinear& op, const Frame& f) {
+  const bf16 *x = f["x"].as<bf16>(), *b_lora = f["b_lora"].as<bf16>(), *a = f["a"].as<bf16>();
+  bf16 *y = f["y"].as<bf16>(), *x_a = f["x_a"].as<bf16>();
+  require_aligned(op.kind, {x, f["w"].data, a, b_lora, y, x_a});
+  if (op.rows == 0) return;
+  const Call call(op, f, Pass::forward, {});
+  grouped::LowRank adapter{};
+  if (op.lora_rank > 0) {
+    const int rank = static_cast<int>(op.lora_rank);
+    grouped::forward({.dims = call.pair_dims(op.in, op.lora_rank), .x = x, .x_rows = call.dims.rows, .weight = a, .offsets = call.pair_offsets(), .y = x_a}, f.stream());
+    clear_rows_from(call.offsets() + op.experts, op.rows, op.lora_rank, x_a, f.stream());
+    adapter = {.rank = rank, .shared = op.shared_adapter, .low = x_a, .factor = b_lora};
+    if (op.lora_scale != 1) {
+      pointwise(op.rows * op.lora_rank, true, Scaled{x_a, call.low(), static_cast<float>(op.lora_scale)}, f.stream(), "grouped_linear: scale of the low-rank rows");
+      adapter.low = call.low();
+    }
+  }
+  if (call.packed()) {
+    grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y}, f.stream());
+    if (adapter.rank > 0) {
+      grouped::forward({.dims = call.pair_dims(op.lora_rank, op.out), .x = adapter.low, .x_rows = call.dims.rows, .weight = b_lora, .offsets = call.pair_offsets(), .y = call.beside()}, f.stream());
+      call.add(call.beside(), y, op.rows * op.out);
+    }
+  } else {
+    grouped::forward({.dims = call.dims, .x = x, .x_rows = call.dims.rows, .weight = f["w"].as<bf16>(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .adapter = adapter}, f.stream());
+  }
+  clear_rows_from(call.offsets() + op.experts, op.rows, op.out, y, f.stream());
+}
+
+void backward(const op::GroupedLinear& op, const Frame& f) {
+  const bf16 *x = f["x"].as<bf16>(), *x_a = f["x_a"].as<bf16>(), *dy = f.d("y").as<bf16>(), *a = f["a"].as<bf16>(), *b_lora = f["b_lora"].as<bf16>();
+  bf16 *dx = f.d("x").as<bf16>(), *dw = f.d("w").as<bf16>(), *db = f.d("b").as<bf16>(), *da = f.d("a").as<bf16>(), *db_lora = f.d("b_lora").as<bf16>();
+  require_aligned(op.kind, {x, x_a, dy, a, b_lora, dx, dw, da, db_lora, f["w"].data});
+  const Call call(op, f, Pass::backward, {dx != nullptr, dw != nullptr || db != nullptr || da != nullptr || db_lora != nullptr});
+  const int rows = call.dims.rows, rank = static_cast<int>(op.lora_rank), in = call.dims.in, out = call.dims.out;
+  const auto scale = static_cast<float>(op.lora_scale);
+  grouped::LowRank adapter{};
+  if (op.lora_rank > 0 && (dx != nullptr || da != nullptr)) {
+    grouped::input_gradient({.dims = call.pair_dims(op.lora_rank, op.out), .dy = dy, .dy_rows = rows, .weight = b_lora, .offsets = call.pair_offsets(), .dx = call.low(), .alpha = scale}, f.stream());
+    adapter = {.rank = rank, .shared = op.shared_adapter, .low = call.low(), .factor = a};
+  }
+  if (dx != nullptr && op.rows > 0) {
+    if (call.packed()) {
+      grouped::mxfp4::input_gradient({.dims = call.dims, .dy = dy, .weights = call.prepared(), .offsets = call.offsets(), .dx = dx}, f.stream());
+      if (adapter.rank > 0) {
+        grouped::input_gradient({.dims = call.pair_dims(op.in, op.lora_rank), .dy = adapter.low, .dy_rows = rows, .weight = a, .offsets = call.pair_offsets(), .dx = call.beside()}, f.stream());
+        call.add(call.beside(), dx, op.rows * op.in);
+      }
+    } else {
+      grouped::input_gradient({.dims = call.dims, .dy = dy, .dy_rows = rows, .weight = f["w"].as<bf16>(), .offsets = call.offsets(), .dx = dx, .adapter = adapter}, f.stream());
+    }
+    clear_rows_from(call.offsets() + op.experts, op.rows, op.in, dx, f.stream());
+  }
+  if (dw != nullptr) grouped::slot_product({.experts = call.dims.experts, .rows = rows, .a_width = out, .b_width = in, .a = dy, .b = x, .offsets = call.offsets(), .narrow = dw}, f.stream());
+  if (db != nullptr) {
+    sum_rows<<<dim3(static_cast<unsigned>((op.out + 31) / 32), static_cast<unsigned>(op.experts)), 256, 0, f.stream()>>>(call.offsets(), op.out, dy, db);
+    kernels::check_launch("grouped_linear: gradient of the bias", shape(op));
+  }
+  if (da != nullptr)
+    grouped::slot_product({.experts = call.pairs(), .rows = rows, .a_width = in, .b_width = rank, .transposed = true, .a = x, .b = call.low(), .offsets = call.pair_offsets(), .narrow = da}, f.stream());
+  if (db_lora != nullptr)
+    grouped::slot_product({.experts = call.pairs(), .rows = rows, .a_width = out, .b_width = rank, .a = dy, .b = x_a, .offsets = call.pair_offsets(), .narrow = db_lora, .scale = scale}, f.stream());
+}
+
+std::string refusal(const op::GroupedLinear& op) {
+  const auto number = [](i64 n) { return std::to_string(n); };
+  if (op.weight != DType::bf16 && op.weight != DType::mxfp4) return "weights stored as " + std::string(name_of(op.weight)) + "; its CUDA kernels read bf16 and mxfp4: dequantise them first";
+  if (op.weight == DType::mxfp4 && op.training == Training::full) return "trained weights stored as mxfp4; train them in bf16";
+  if (op.experts > 1024) return number(op.experts) + " experts; its CUDA kernels take up to 1024 in one call";
+  if (op.weight == DType::bf16 && (op.in % 8 != 0 || op.out % 8 != 0)) return "an expert of " + number(op.out) + " x " + number(op.in) + "; its CUDA kernels read packs of 16 bytes: widths in multiples of 8";
+  if (op.weight == DType::mxfp4 && (op.in % 64 != 0 || op.out % 64 != 0)) return "an MXFP4 expert of " + number(op.out) + " x " + number(op.in) + "; its CUDA kernels take widths in multiples of 64: dequantise it first";
+  if (op.lora_rank % 8 != 0) return "LoRA pairs of rank " + number(op.lora_rank) + "; its CUDA kernels take multiples of 8: pad the pair with zeros";
+  if (std::max({op.rows, op.in, op.out, op.lora_rank}) > (i64{1} << 30)) return "sizes of " + shape(op) + "; they are counted in 31 bits: use more micro-batches";
+  return {};
+}
+std::int64_t scratch(const op::GroupedLinear& op, Pass pass, Wants wants) { return scratch_of(op, pass, wants).bytes; }
+
+}  // namespace moeplan::cuda
