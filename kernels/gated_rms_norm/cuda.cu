@@ -3,6 +3,7 @@
 /// read once. Bytes at n = tokens x hidden: forward 6 n, backward 10 n, and 4 tokens x groups, at the memory's speed.
 
 #include "kernels/base/math.cuh"
+#include "kernels/base/ring.cuh"
 #include "kernels/base/rows.cuh"
 #include "kernels/cuda_frame.hpp"
 
@@ -54,6 +55,55 @@ __global__ void __maxnreg__((row_registers<V, K>(72, 40))) gated_forward(Argumen
 #pragma unroll
       for (int j = 0; j < V; ++j) y[j] = product[k][j] * r * w[j];
       store<V>(a.y + at + column(k), y);
+    }
+  }
+}
+
+/// The same for wide rows of one group through a ring, so that the arithmetic of a row covers the loads of the next.
+__global__ void __maxnreg__(72) gated_forward_ring(const __grid_constant__ Arguments a, int slots) {
+  extern __shared__ uint4 memory[];
+  __shared__ float partial[2][1][ring::most_warps];
+  ring::Ring rows(memory, slots, a.width);
+  i64 coming = blockIdx.x;   // row whose copy is started next; x, then the gate
+  bool gate_next = false;
+  const auto start_copy = [&] {
+    if (coming >= a.rows) return rows.start(nullptr);
+    rows.start((gate_next ? a.gate : a.x) + coming * a.width);
+    if (gate_next) coming += gridDim.x;
+    gate_next = !gate_next;
+  };
+  for (int i = 0; i < slots; ++i) start_copy();
+  Pack<bf16, 8> w[ring::packs];
+#pragma unroll
+  for (int k = 0; k < ring::packs; ++k)
+    if (rows.inside(k)) w[k] = load<8, false>(a.w + rows.column(k));
+  int turn = 0;
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    rows.wait(1);
+    float product[ring::packs][8], squares[1] = {};
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+      const auto x = rows.held(0, k), gate = rows.held(1, k);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        product[k][j] = x[j] * gate_dual(a.function, gate[j]).value;
+        const float v = a.gate_first ? product[k][j] : x[j];
+        squares[0] = fmaf(v, v, squares[0]);
+      }
+    }
+    rows.advance(2);
+    start_copy(), start_copy();   // into the places that were just read
+    ring::block_sum<1>(squares, partial, turn);
+    const float r = rsqrtf(squares[0] / static_cast<float>(a.width) + a.epsilon);
+    if (threadIdx.x == 0) a.inverse_rms[row] = r;
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+      float y[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) y[j] = product[k][j] * r * w[k][j];
+      store<8>(a.y + row * a.width + rows.column(k), y);
     }
   }
 }
@@ -128,7 +178,8 @@ void forward(const op::GatedRmsNorm& op, const Frame& f) {
   const Arguments a = arguments(op, f);
   const RowPlan plan = plan_of(op, a);
   const dim3 blocks(row_blocks(plan, op.tokens), static_cast<unsigned>(op.groups));
-  with_packs(plan, [&]<int V, int K>() { gated_forward<V, K><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group); });
+  if (const auto planned = ring::plan(op.tokens, op.hidden, 2, op.groups == 1 && plan.wide && plan.group > 32, true); planned.blocks > 0) ring::queue(gated_forward_ring, planned, a, f.stream());
+  else with_packs(plan, [&]<int V, int K>() { gated_forward<V, K><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group); });
   kernels::check_launch("gated_rms_norm forward", shape(op));
 }
 

@@ -3,6 +3,7 @@
 /// Mapping: a group of threads owns a row in registers (kernels/base/rows.cuh); each byte is read once. Bytes at n = tokens x hidden:
 /// forward 4 n, backward 6 n, and 8 tokens, at the memory's speed. Partial rows of dw and db: at most 2 x 264 x hidden fp32.
 
+#include "kernels/base/ring.cuh"
 #include "kernels/base/rows.cuh"
 #include "kernels/cuda_frame.hpp"
 #include "kernels/layer_norm/op.hpp"
@@ -113,6 +114,64 @@ __global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 72, weight ? 64 
   }
 }
 
+/// The same for wide rows with the weights' gradients, whose sums would leave too few rows in flight: rows come through a ring.
+__global__ void __maxnreg__(112) layer_backward_ring(const __grid_constant__ Arguments a, int slots) {
+  extern __shared__ uint4 memory[];
+  __shared__ float partial[2][2][ring::most_warps];
+  ring::Ring rows(memory, slots, a.width);
+  i64 coming = blockIdx.x;   // row whose copy is started next; x, then dy
+  bool dy_next = false;
+  const auto start_copy = [&] {
+    if (coming >= a.rows) return rows.start(nullptr);
+    rows.start((dy_next ? a.dy : a.x) + coming * a.width);
+    if (dy_next) coming += gridDim.x;
+    dy_next = !dy_next;
+  };
+  for (int i = 0; i < slots; ++i) start_copy();
+  float dw[ring::packs][8] = {}, db[ring::packs][8] = {};
+  Pack<bf16, 8> w[ring::packs];
+#pragma unroll
+  for (int k = 0; k < ring::packs; ++k)
+    if (rows.inside(k)) w[k] = weight_at<8>(a.w, rows.column(k));
+  float mean = a.mean[blockIdx.x], r = a.inverse_std[blockIdx.x];
+  int turn = 0;
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const i64 next = min(row + gridDim.x, a.rows - 1);
+    const float next_mean = a.mean[next], next_r = a.inverse_std[next];
+    rows.wait(1);
+    Pack<bf16, 8> x[ring::packs], dy[ring::packs];
+    float sums[2] = {};   // of w dy, and of n w dy
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+      x[k] = rows.held(0, k), dy[k] = rows.held(1, k);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float n = (x[k][j] - mean) * r, g = w[k][j] * dy[k][j];
+        sums[0] += g, sums[1] = fmaf(n, g, sums[1]);
+        dw[k][j] = fmaf(dy[k][j], n, dw[k][j]), db[k][j] += dy[k][j];
+      }
+    }
+    rows.advance(2);
+    start_copy(), start_copy();   // into the places that were just read
+    if (a.dx != nullptr) {
+      ring::block_sum<2>(sums, partial, turn);
+      const float sum = sums[0] / static_cast<float>(a.width), along = sums[1] / static_cast<float>(a.width);
+#pragma unroll
+      for (int k = 0; k < ring::packs; ++k) {
+        if (!rows.inside(k)) continue;
+        float dx[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) dx[j] = r * (w[k][j] * dy[k][j] - sum - (x[k][j] - mean) * r * along);
+        store<8>(a.dx + row * a.width + rows.column(k), dx);
+      }
+    }
+    mean = next_mean, r = next_r;
+  }
+  write_partial<8, ring::packs>(dw, a.partials + blockIdx.x * a.width, a.width, static_cast<int>(blockDim.x));
+  write_partial<8, ring::packs>(db, a.partials + (most_partials + blockIdx.x) * a.width, a.width, static_cast<int>(blockDim.x));
+}
+
 Arguments arguments(const op::LayerNorm& op, const Frame& f) {
   return {f["x"].as<bf16>(), f["w"].as<bf16>(), f["b"].as<bf16>(), f.d("y").as<bf16>(), f["y"].as<bf16>(), f.d("x").as<bf16>(), f["mean"].as<float>(),
           f["inverse_std"].as<float>(), f.scratch<float>(), op.tokens, op.hidden, static_cast<float>(op.epsilon)};
@@ -139,8 +198,10 @@ void backward(const op::LayerNorm& op, const Frame& f) {
   unsigned blocks = 0;
   if (op.tokens > 0) {
     const RowPlan plan = weight ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
-    blocks = row_blocks(plan, op.tokens, weight);
-    with_packs(plan, [&]<int V, int K>() {
+    const auto planned = weight ? ring::plan(op.tokens, op.hidden, 2, plan.wide && plan.group > 32, false) : ring::Plan{};
+    blocks = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, weight);
+    if (planned.blocks > 0) ring::queue(layer_backward_ring, planned, a, f.stream());
+    else with_packs(plan, [&]<int V, int K>() {
       if (weight) layer_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
       else layer_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
     });

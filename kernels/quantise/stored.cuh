@@ -50,21 +50,19 @@ void with_stored(DType type, i64 rows, i64 columns, F&& f) {
 
 /// Codes: the payload of a value that has already been divided by its scale.
 __device__ __forceinline__ std::uint32_t e4m3_of(float v) { return __nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3); }
+/// The exponent and mantissa fields at float's places, which is off by a power of two; conversions would be the special function unit's.
 __device__ __forceinline__ float from_e4m3(std::uint32_t code) {
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(code), __NV_E4M3)));
+  const float value = __uint_as_float((code & 128u) << 24 | (code & 127u) << 20) * 0x1p120f;
+  return (code & 127u) == 127u ? __uint_as_float(0x7fffffffu) : value;
 }
 /// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code, larger ones 6.
 __device__ __forceinline__ std::uint32_t e2m1_of(float v) {
   const float a = fabsf(v);
-  const std::uint32_t code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+  const std::uint32_t bits = __float_as_uint(a), rounded = (bits + 0x1fffffu + (bits >> 22 & 1u)) >> 22;   // to one bit of mantissa
+  const std::uint32_t code = a >= 1.0f ? min(rounded - 252u, 7u) : static_cast<std::uint32_t>((a > 0.25f) + (a >= 0.75f));
   return code | (v < 0 ? 8u : 0u);
 }
-__device__ __forceinline__ float from_e2m1(std::uint32_t code) {
-  const std::uint32_t exponent = code >> 1 & 3u, mantissa = code & 1u;
-  const float a = exponent == 0 ? 0.5f * static_cast<float>(mantissa)
-                                : __uint_as_float((exponent + 126u) << 23 | mantissa << 22);
-  return code & 8u ? -a : a;
-}
+__device__ __forceinline__ float from_e2m1(std::uint32_t code) { return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f; }
 
 /// A scale as it is stored, from its block's largest magnitude: the bits, its value, and what values are multiplied with to become codes.
 struct Scale {
@@ -118,8 +116,8 @@ template <DType type>
 __device__ __forceinline__ float value_of_code(std::uint32_t code) {
   switch (type) {
     case DType::fp8: return from_e4m3(code);
-    case DType::int8: return static_cast<float>(static_cast<std::int8_t>(code));
-    case DType::int4: return static_cast<float>(static_cast<int>(code) - 8);
+    case DType::int8: return __uint_as_float(0x4b000000u | (code ^ 128u)) - 8388736.0f;   // 2^23 + code + 128
+    case DType::int4: return __uint_as_float(0x4b000000u | code) - 8388616.0f;
     default: return from_e2m1(code);
   }
 }

@@ -4,6 +4,7 @@
 /// forward 4 n (8 n with the residual), backward 6 n (8 n with dsum) + 4 tokens, at the memory's speed. Not counted: the partial rows of dw, at
 /// most 264 x hidden fp32 written and read once.
 
+#include "kernels/base/ring.cuh"
 #include "kernels/base/rows.cuh"
 #include "kernels/cuda_frame.hpp"
 #include "kernels/rms_norm/op.hpp"
@@ -139,6 +140,73 @@ __global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 72, weight ? 64 
   if constexpr (weight) write_partial<V, K>(dw, a.partials + blockIdx.x * a.width, a.width, group);
 }
 
+/// The same for wide rows with the weight's gradient, whose sums would leave too few rows in flight: rows come through a ring.
+__global__ void __maxnreg__(72) rms_backward_ring(const __grid_constant__ Backward a, int slots) {
+  extern __shared__ uint4 memory[];
+  __shared__ float partial[2][1][ring::most_warps];
+  ring::Ring rows(memory, slots, a.width);
+  const int items = a.dsum != nullptr ? 3 : 2;
+  i64 coming = blockIdx.x;   // row and item whose copy is started next
+  int coming_item = 0;
+  const auto start_copy = [&] {
+    if (coming >= a.rows) return rows.start(nullptr);
+    rows.start((coming_item == 0 ? a.v : coming_item == 1 ? a.dy : a.dsum) + coming * a.width);
+    if (++coming_item == items) coming_item = 0, coming += gridDim.x;
+  };
+  for (int i = 0; i < slots; ++i) start_copy();
+
+  float dw[ring::packs][8] = {};
+  Pack<bf16, 8> w[ring::packs];
+#pragma unroll
+  for (int k = 0; k < ring::packs; ++k)
+    if (rows.inside(k)) w[k] = weight_at<8>(a.w, rows.column(k));
+  float r = blockIdx.x < a.rows ? a.inverse_rms[blockIdx.x] : 0.0f;
+  int turn = 0;
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const i64 next = row + gridDim.x;
+    const float next_r = next < a.rows ? a.inverse_rms[next] : 0.0f;
+    rows.wait(items - 1);
+    Pack<bf16, 8> v[ring::packs], dy[ring::packs], more[ring::packs];
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+      v[k] = rows.held(0, k), dy[k] = rows.held(1, k);
+      if (a.dsum != nullptr) more[k] = rows.held(2, k);
+    }
+    rows.advance(items);
+    float along[1] = {};
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        along[0] = fmaf(v[k][j], dy[k][j] * (w[k][j] + a.offset), along[0]);
+        dw[k][j] = fmaf(dy[k][j] * r, v[k][j], dw[k][j]);
+      }
+    }
+    for (int i = 0; i < items; ++i) start_copy();   // into the places that were just read
+    if (a.dx != nullptr || a.dresidual != nullptr) {
+      ring::block_sum<1>(along, partial, turn);
+      const float back = along[0] / static_cast<float>(a.width) * r * r;
+#pragma unroll
+      for (int k = 0; k < ring::packs; ++k) {
+        if (!rows.inside(k)) continue;
+        float g[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) g[j] = r * fmaf(dy[k][j], w[k][j] + a.offset, -v[k][j] * back);
+        if (a.dsum != nullptr)
+#pragma unroll
+          for (int j = 0; j < 8; ++j) g[j] += more[k][j];
+        const i64 at = row * a.width + rows.column(k);
+        if (a.dx != nullptr) store<8>(a.dx + at, g);
+        if (a.dresidual != nullptr) store<8>(a.dresidual + at, g);
+      }
+    }
+    r = next_r;
+  }
+  write_partial<8, ring::packs>(dw, a.partials + blockIdx.x * a.width, a.width, static_cast<int>(blockDim.x));
+}
+
 std::string shape(const op::RmsNorm& op) { return "tokens=" + std::to_string(op.tokens) + " hidden=" + std::to_string(op.hidden); }
 
 }  // namespace
@@ -164,8 +232,10 @@ void backward(const op::RmsNorm& op, const Frame& f) {
   if (op.tokens > 0) {
     RowPlan plan = row_plan(op.kind, op.hidden, op.hidden % 8 == 0 && aligned({a.v, a.w, a.dy, a.dsum, a.dx, a.dresidual}));
     if (dw) plan = with_column_sums(plan);
-    blocks = row_blocks(plan, op.tokens, dw != nullptr);
-    with_packs(plan, [&]<int V, int K>() {
+    const auto planned = dw ? ring::plan(op.tokens, op.hidden, a.dsum ? 3 : 2, plan.wide && plan.group > 32, true) : ring::Plan{};
+    blocks = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, dw != nullptr);
+    if (planned.blocks > 0) ring::queue(rms_backward_ring, planned, a, f.stream());
+    else with_packs(plan, [&]<int V, int K>() {
       if (dw) rms_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
       else rms_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
     });

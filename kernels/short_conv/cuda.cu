@@ -11,7 +11,7 @@
 namespace moeplan::cuda {
 namespace {
 
-constexpr int threads = 128, taps = 4, chunk = 32, training_chunk = 128;
+constexpr int threads = 128, taps = 4, chunk = 64, training_chunk = 128;
 
 struct Arguments {
   const bf16 *x, *dy;
@@ -146,8 +146,9 @@ __global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
   }
 }
 
+/// Six blocks a multiprocessor (with dw four) have enough in flight.
 template <int V, bool weight>
-__global__ void __launch_bounds__(threads) conv_backward(Arguments a) {
+__global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Arguments a) {
   const i64 c = (static_cast<i64>(blockIdx.y) * threads + threadIdx.x) * V;
   if (c >= a.channels) return;
   const i64 t0 = static_cast<i64>(blockIdx.x) * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
