@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <span>
 #include <tuple>
 
 #include "planner/evaluator_shared.hpp"
@@ -19,45 +18,6 @@ namespace moeplan {
 namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-/// Calls [first, end) of `seen` as they were priced.
-PassSpread spread_of(std::span<const std::pair<std::size_t, Estimate>> seen) {
-  std::map<std::size_t, PassSpread> by_operator;
-  for (const auto& [what, e] : seen) {
-    by_operator[what].below += e.median.value - e.low.value;
-    by_operator[what].above += e.high.value - e.median.value;
-  }
-  PassSpread out;
-  for (const auto& [what, each] : by_operator) {
-    out.below += each.below * each.below;
-    out.above += each.above * each.above;
-  }
-  return {std::sqrt(out.below), std::sqrt(out.above)};
-}
-
-/// Calls that err together share a number.
-std::size_t error_group(const BlockNode& node) {
-  if (const OpCall* op = std::get_if<OpCall>(&node.call)) return op->op.index();
-  if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return 1000 + static_cast<std::size_t>(comm->collective);
-  return 2000;
-}
-
-}  // namespace
-
-std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor) {
-  std::array<Bytes, kMemoryCategories> out = k.kept;
-  if (k.more > 1)
-    for (std::size_t c = 0; c < kMemoryCategories; ++c)
-      out[c].value += std::llround(static_cast<double>(k.kept_more[c].value - k.kept[c].value) * (factor - 1) / (k.more - 1));
-  return out;
-}
-
-Bytes host_at(const PricedKind& k, double factor) {
-  if (k.more <= 1) return k.host;
-  return {k.host.value + std::llround(static_cast<double>(k.host_more.value - k.host.value) * (factor - 1) / (k.more - 1))};
-}
-
-namespace {
 
 /// What decides how they are sharded and reduced over data ranks.
 using ShardKey = std::tuple<int, int, bool, bool, bool, Offload>;
@@ -77,7 +37,7 @@ struct Sharded {
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention_flops)
     : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
-                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}, {}}) {
+                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;
   bool before = false;
@@ -88,6 +48,11 @@ Evaluator::Evaluator(const Problem& problem, bool full_attention_flops)
     if (fresh) s.example.push_back(static_cast<std::int32_t>(i) - 1);
     s.kind_of.push_back(it->second);
     before = before || s.outline.trained[i];
+  }
+  for (const std::int32_t layer : s.example) {
+    const bool inner = layer >= 0 && layer < static_cast<std::int32_t>(layers);
+    s.plain.push_back(!inner || std::none_of(problem.model.layers[index(layer)].sublayers.begin(), problem.model.layers[index(layer)].sublayers.end(),
+                                             [](const Sublayer& each) { return std::holds_alternative<MoeFfn>(each.mixer); }));
   }
   Plan uncut;   // what ranks repeat (latents under tensor parallelism, summaries under context parallelism) is no model flop
   uncut.recompute = Recompute::none;
@@ -107,62 +72,37 @@ struct Evaluator::Group::State {
   Plan plan;
   FactorBand load;                              ///< over the whole model
   const std::vector<Block>& weights;            ///< per kind
-  std::vector<std::unique_ptr<PricedKind>> kinds;     ///< lowered and priced on first use
+  std::vector<std::shared_ptr<PricedKind>> kinds;     ///< lowered and priced on first use
   std::map<ShardKey, Sharded> sharded_;
 
   State(const Shared& s, const Plan& p)
       : shared(s), plan(p), load(s.load.stage(p, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
 
-  Estimate price(const BlockNode& node, double skew) const {
-    if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
-    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
-    return shared.links.host_wait(group_shape(moeplan::Group::expert, plan.parallelism));
-  }
-
-  Block lowered(std::size_t id, double scale) const { return lower_slot(shared.problem, plan, shared.outline, shared.example[id], scale); }
-
   /// What it holds, without its times.
   const PricedKind& held(std::size_t id) {
-    std::unique_ptr<PricedKind>& k = kinds[id];
-    if (k) return *k;
-    k = std::make_unique<PricedKind>();
-    k->block = lowered(id, 1.0);
-    const BlockMemory balanced = block_memory(k->block);
-    k->kept = balanced.kept;
-    k->host = k->host_more = k->block.host;
-    k->routed = std::any_of(k->block.values.begin(), k->block.values.end(), [](const Value& v) { return v.ragged; });
-    if (!k->routed || load.p95.buffer == 1.0) {
-      k->forward50 = k->forward95 = balanced.forward;
-      k->backward50 = k->backward95 = balanced.backward;
-      return *k;
-    }
-    const Block fullest = lowered(id, load.p95.buffer);
-    const BlockMemory m95 = block_memory(fullest);
-    k->host_more = fullest.host;
-    const BlockMemory m50 = load.p50.buffer == load.p95.buffer ? m95 : block_memory(lowered(id, load.p50.buffer));
-    k->forward50 = m50.forward;
-    k->backward50 = m50.backward;
-    k->forward95 = m95.forward;
-    k->backward95 = m95.backward;
-    k->kept_more = m95.kept;
-    k->more = load.p95.buffer;
-    return *k;
+    PricedKind& k = entry(id);
+    std::call_once(k.lowered, [&] { hold_kind(k, shared, plan, load, id); });
+    return k;
   }
 
   const PricedKind& kind(std::size_t id) {
     (void)held(id);
     PricedKind& k = *kinds[id];
-    if (k.timed) return k;
-    k.timed = true;
-    const auto timed = [&](const Block& b, double skew) { return block_time(b, [&](const BlockNode& n) { return price(n, skew); }); };
-    if (k.routed && load.p50.step != 1.0) k.block = lowered(id, load.p50.step);
-    std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
-    k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), price(n, load.p50.step)).second; });
-    const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
-    k.forward_spread = spread_of(priced.first(k.block.forward.size()));
-    k.backward_spread = spread_of(priced.subspan(k.block.forward.size()));
-    k.time95 = !k.routed || load.p95.step == load.p50.step ? k.time50 : timed(lowered(id, load.p95.step), load.p95.step);
+    std::call_once(k.timed, [&] { time_kind(k, shared, plan, load, id); });
     return k;
+  }
+
+  PricedKind& entry(std::size_t id) {
+    std::shared_ptr<PricedKind>& k = kinds[id];
+    if (!k && shared.plain[id]) {
+      const std::lock_guard lock(shared.mutex);
+      std::shared_ptr<PricedKind>& all = shared.plain_kinds[plain_key(id, plan)];
+      if (!all) all = std::make_shared<PricedKind>();
+      k = all;
+    } else if (!k) {
+      k = std::make_shared<PricedKind>();
+    }
+    return *k;
   }
 
   [[nodiscard]] std::size_t layers() const { return shared.outline.kinds.size(); }

@@ -3,12 +3,15 @@
 /// is then a walk over its stages' slots.
 
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "planner/planner.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/collectives.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/program/program.hpp"
+#include "sim/program/routed_rows.hpp"
 
 namespace moeplan {
 
@@ -21,7 +24,9 @@ struct PassSpread {
 /// One layer kind under a group's sharding, lowered and priced.
 struct PricedKind {
   Block block;                        ///< at the balanced load; at the median load once it is timed
-  bool routed = false, timed = false;
+  std::optional<RoutedRows> rows;     ///< how it takes another load; nothing where it has to be lowered again
+  bool routed = false;
+  std::once_flag lowered, timed;
   PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
   std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
   Bytes host{}, host_more{};          ///< of what is kept, in host memory, at the same loads

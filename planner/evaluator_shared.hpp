@@ -13,6 +13,16 @@ namespace moeplan {
 using WeightKey = std::tuple<int, int, int, DType, std::int64_t>;
 [[nodiscard]] inline WeightKey weight_key(const Plan& p) { return {p.parallelism.tp, p.parallelism.ep, p.parallelism.etp, p.frozen_storage, p.experts.replicas}; }
 
+/// What decides how a layer without routed experts lowers and what it takes: plans of any expert degrees share it.
+using PlainKey = std::tuple<std::size_t, int, int, ContextExchange, StatePassing, std::int64_t, Recompute, DType, Offload, bool, std::int64_t>;
+[[nodiscard]] inline PlainKey plain_key(std::size_t kind, const Plan& p) {
+  return {kind, p.parallelism.tp, p.parallelism.cp, p.context_exchange, p.state_passing, p.micro_batch, p.recompute, p.frozen_storage, p.offload, splits_backward(p), p.loss_chunks};
+}
+
+/// What decides how much a layer keeps for backward at the balanced load: beyond the above only whether rows leave the rank at all.
+using KeptKey = std::tuple<PlainKey, bool, int>;
+[[nodiscard]] inline KeptKey kept_key(const Plan& p) { return {plain_key(0, p), p.parallelism.ep > 1, p.parallelism.etp}; }
+
 struct Evaluator::Shared {
   const Problem& problem;
   ModelOutline outline;
@@ -23,6 +33,15 @@ struct Evaluator::Shared {
   std::vector<std::int32_t> example;     ///< per kind: a layer of it
   std::map<WeightKey, std::vector<Block>> weights;   ///< per kind
   std::vector<double> flops;             ///< per kind: model flops of one sequence, from the uncut program
+  std::vector<bool> plain;               ///< per kind: without routed experts
+  mutable std::mutex mutex{};            ///< of what follows; each entry is filled once, by the first group that asks
+  mutable std::map<KeptKey, std::vector<std::int64_t>> kept{};   ///< per kind, bytes at the balanced load
+  mutable std::map<PlainKey, std::shared_ptr<PricedKind>> plain_kinds{};
 };
+
+/// Lowers kind `id` under a group's plan and measures what it holds at the loads of `band`.
+void hold_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
+/// Prices it, once held.
+void time_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
 
 }  // namespace moeplan

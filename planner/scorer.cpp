@@ -30,8 +30,15 @@ bool GroupScorer::covers(const Plan& plan) { return plan.schedule == Schedule::o
 
 GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table)
     : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()) {
+  const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
+  for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
+}
+
+/// Lowers the layer kinds, once a candidate's states fit.
+void GroupScorer::hold() {
+  if (!kinds_.empty()) return;
   for (std::size_t id = 0; id < shared_.example.size(); ++id) {
-    const PricedKind& k = group.held(id);
+    const PricedKind& k = group_.held(id);
     const SlotMemory held = slot_memory(k.block, {});
     KindPrice price{.forward = {}, .backward = {}, .forward50 = k.forward50.peak().value, .forward95 = k.forward95.peak().value, .backward50 = k.backward50.peak().value, .backward95 = k.backward95.peak().value,
                     .carried_gradients = held.carried_gradients.value, .unreduced = held.unreduced.value, .entering = 0, .carried = 0, .has_backward = held.has_backward};
@@ -43,15 +50,18 @@ GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, co
     kinds_.push_back(price);
     priced_.push_back(&k);
   }
-  const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
-  for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
   slots_.resize(kinds_.size());
+  std::vector<std::int64_t> kept;
+  for (const PricedKind* k : priced_) kept.push_back(sum(k->kept));
+  const std::lock_guard lock(shared_.mutex);
+  shared_.kept.try_emplace(kept_key(block_), std::move(kept));
 }
 
 void GroupScorer::prepare(std::size_t stages) {
   StageTable& t = stage_[stages];
   if (t.ready) return;
   t.ready = true;
+  hold();
   const ShardStages& s = table_.stages[stages];
   std::int64_t crossing = 0;
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
@@ -167,6 +177,57 @@ const GroupScorer::Transients& GroupScorer::transients(const Choice& c) {
   return t;
 }
 
+std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const {
+  const ShardEntry &dense = table_.stages[c.stages].dense[c.dense], &expert = table_.stages[c.stages].expert[c.expert];
+  StateBytes streamed;
+  streamed.host_optimizer = {dense.stage_host_optimizer[stage] + expert.stage_host_optimizer[stage]};
+  return dense.stage_states[stage] + expert.stage_states[stage] + optimizer_window(streamed).value;
+}
+
+/// What is allocated, with the runtime's context and communicators and the allocator's reserve.
+std::int64_t GroupScorer::with_reserve(const Choice& c, std::int64_t allocated) const {
+  const ShardStages& s = table_.stages[c.stages];
+  const Runtime& runtime = shared_.problem.runtime;
+  const Parallelism& p = block_.parallelism;
+  const int dp_shard = s.dense[c.dense].shard, dp_replicate = s.dp / dp_shard;
+  const std::int64_t world = static_cast<std::int64_t>(s.pp) * s.stage_ranks;
+  std::int64_t communicators = world > 1 ? 1 : 0;
+  for (const int degree : {s.pp, p.tp, p.cp, p.ep, p.etp, dp_replicate, dp_shard, s.expert[c.expert].shard}) communicators += degree > 1 && degree < world;
+  return allocated + runtime.context.value + runtime.communicator.value * communicators + std::llround(static_cast<double>(allocated) * runtime.allocator_overhead);
+}
+
+std::int64_t GroupScorer::states(const Choice& c) const {
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < table_.stages[c.stages].split.stages.size(); ++i) most = std::max(most, stage_states(c, i));
+  return with_reserve(c, most);
+}
+
+std::optional<std::int64_t> GroupScorer::least(const Choice& c) {
+  const ShardStages& s = table_.stages[c.stages];
+  std::vector<std::int64_t>& least = stage_[c.stages].least;
+  if (least.empty()) {
+    std::vector<std::int64_t> kept;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      const auto known = shared_.kept.find(kept_key(block_));
+      if (known == shared_.kept.end()) return std::nullopt;
+      kept = known->second;
+    }
+    for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
+      const SplitStage& stage = s.split.stages[i];
+      const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
+      if (load.p95.saved < 1) return std::nullopt;   // a capacity may keep less than the balanced load
+      std::int64_t all = 0;
+      for (std::size_t k = 0; k < kept.size(); ++k) all += stage.count[k] * kept[k];
+      // All micro-batches in flight, but for the slot that turns round.
+      least.push_back(all * std::min<std::int64_t>(micro_batches_[c.stages], s.pp - static_cast<std::int64_t>(i)) - kept[stage.kinds.back()]);
+    }
+  }
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < least.size(); ++i) most = std::max(most, stage_states(c, i) + least[i]);
+  return with_reserve(c, most);
+}
+
 PeakBytes GroupScorer::memory(const Choice& c) {
   const Transients& t = transients(c);
   const ShardStages& s = table_.stages[c.stages];
@@ -174,23 +235,13 @@ PeakBytes GroupScorer::memory(const Choice& c) {
   const std::vector<std::int64_t>& activations = stage_[c.stages].host;
   PeakBytes out;
   for (std::size_t i = 0; i < activations.size(); ++i) {
-    StateBytes streamed;
-    streamed.host_optimizer = {dense.stage_host_optimizer[i] + expert.stage_host_optimizer[i]};
-    const std::int64_t states = dense.stage_states[i] + expert.stage_states[i] + optimizer_window(streamed).value;
+    const std::int64_t states = stage_states(c, i);
     out.host = std::max(out.host, dense.stage_host[i] + expert.stage_host[i] + activations[i]);
     out.states = std::max(out.states, states);
     out.median = std::max(out.median, states + t.median[i]);
     out.p95 = std::max(out.p95, states + t.p95[i]);
   }
-  const Runtime& runtime = shared_.problem.runtime;
-  const Parallelism& p = block_.parallelism;
-  const int dp_shard = s.dense[c.dense].shard, dp_replicate = s.dp / dp_shard;
-  const std::int64_t world = static_cast<std::int64_t>(s.pp) * s.stage_ranks;
-  std::int64_t communicators = world > 1 ? 1 : 0;
-  for (const int degree : {s.pp, p.tp, p.cp, p.ep, p.etp, dp_replicate, dp_shard, s.expert[c.expert].shard}) communicators += degree > 1 && degree < world;
-  const std::int64_t outside = runtime.context.value + runtime.communicator.value * communicators;
-  const auto whole = [&](std::int64_t allocated) { return allocated + outside + std::llround(static_cast<double>(allocated) * runtime.allocator_overhead); };
-  return {whole(out.states), whole(out.median), whole(out.p95), out.host};
+  return {with_reserve(c, out.states), with_reserve(c, out.median), with_reserve(c, out.p95), out.host};
 }
 
 Four GroupScorer::after_passes(const Choice& c) const {

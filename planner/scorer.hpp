@@ -37,6 +37,11 @@ class GroupScorer {
 
   /// Micro-batches a step and data rank under these stages.
   [[nodiscard]] std::int64_t micro_batches(std::size_t stages) const { return micro_batches_[stages]; }
+  /// What stays alone; lowers nothing.
+  [[nodiscard]] std::int64_t states(const Choice& c) const;
+  /// Never more than the 95th percentile of `memory`, from what a group of other expert degrees has found to be kept; lowers nothing. Nothing
+  /// if there is none yet.
+  [[nodiscard]] std::optional<std::int64_t> least(const Choice& c);
   [[nodiscard]] PeakBytes memory(const Choice& c);
   /// Step time. Seconds.
   [[nodiscard]] Four step(const Choice& c);
@@ -61,6 +66,7 @@ class GroupScorer {
     std::vector<std::int64_t> median, p95;
   };
   struct StageTable {
+    std::vector<std::int64_t> least;                          ///< per stage, beyond its states
     std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
     std::vector<std::int64_t> host;                           ///< per stage: activations in host memory, 95th percentile
     std::int64_t crossing = 0;                                ///< bytes of the largest message between stages
@@ -70,10 +76,13 @@ class GroupScorer {
     bool ready = false, timed = false;
   };
 
+  void hold();
   void prepare(std::size_t stages);
   void price_times();
   void prepare_times(std::size_t stages);
   const Transients& transients(const Choice& c);
+  [[nodiscard]] std::int64_t stage_states(const Choice& c, std::size_t stage) const;
+  [[nodiscard]] std::int64_t with_reserve(const Choice& c, std::int64_t allocated) const;
   [[nodiscard]] Four after_passes(const Choice& c) const;
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 

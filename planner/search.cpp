@@ -55,8 +55,10 @@ class Search {
     for (std::size_t first = 0; first < grid_.blocks.size(); first += kRound) {
       const std::size_t end = std::min(grid_.blocks.size(), first + kRound);
       for_each(first, end, [&](std::size_t i) { results_[i] = group(i); });
-      for (std::size_t i = first; i < end; ++i)
+      for (std::size_t i = first; i < end; ++i) {
         for (const Found& f : results_[i].found) best_.add(f);
+        if (results_[i].nearest_peak.bytes < nearest_peak_.bytes) nearest_peak_ = results_[i].nearest_peak;
+      }
       (void)best_.kept();
       drop_groups(end);
     }
@@ -171,6 +173,7 @@ class Search {
     each_choice(i, scorer, unused, [&](const Choice& c) {
       if (fits) return;
       if (closed_form()) {
+        if (scorer.states(c) > have) return;
         const PeakBytes memory = scorer.memory(c);
         fits = memory.p95 <= have && !host_overflow(problem_.cluster, {memory.host});
       }
@@ -220,8 +223,10 @@ class Search {
     each_choice(i, scorer, out, [&](const Choice& c) {
       ++out.searched;
       if (!closed_form()) { walk(scorer, c, i, out, best); return; }
+      const std::int64_t states = scorer.states(c);
+      if (states > have) { ++out.states; out.nearest_states.take(states, i, c); return; }
+      if (const auto least = scorer.least(c); least && *least > std::min(nearest_peak_.bytes, out.nearest_peak.bytes)) { ++out.peaks; return; }
       const PeakBytes memory = scorer.memory(c);
-      if (memory.states > have) { ++out.states; out.nearest_states.take(memory.states, i, c); return; }
       if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
       if (!host_takes(memory.host, out)) return;
       ++out.feasible;
@@ -314,6 +319,7 @@ class Search {
   Grid grid_;
   Evaluator shared_;
   Incumbents best_;
+  Miss nearest_peak_;                   ///< of the rounds before: a candidate known to need more is not measured
   tbb::task_arena arena_;
   std::vector<std::size_t> table_of_;   ///< per block
   std::vector<ShardTable> tables_;

@@ -20,6 +20,11 @@ class Differentiator {
     block_.inputs = std::move(graph.inputs);
     block_.outputs = std::move(graph.outputs);
     nodes_ = std::move(graph.nodes);
+    block_.values.reserve(4 * block_.values.size());   // gradients and recomputed copies
+    block_.category.reserve(block_.values.capacity());
+    block_.alias.reserve(block_.values.capacity());
+    block_.forward.reserve(nodes_.size());
+    block_.backward.reserve(3 * nodes_.size());
     block_.forward_values = block_.values.size();
     for (std::size_t i = 0; i < block_.values.size(); ++i) {
       block_.alias.push_back(static_cast<ValueId>(i));

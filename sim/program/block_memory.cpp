@@ -30,6 +30,7 @@ PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::ve
   for (std::size_t v = 0; v < live.size(); ++v) if (live[v]) add(v, 1);
   PassMemory out;
   std::int64_t best = -1;
+  std::size_t at = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     for (const ValueId w : nodes[i].writes) {
       const std::size_t v = index(block.alias[index(w)]);
@@ -43,7 +44,7 @@ PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::ve
       best = sum;
       for (std::size_t c = 0; c < kMemoryCategories; ++c) out.at_peak[c] = {now[c]};
       out.at_peak[static_cast<std::size_t>(MemoryCategory::workspace)] += Bytes{scratch};
-      out.peak_at = call_name(nodes[i]);
+      at = i;
     }
     const auto release = [&](ValueId id) {
       const std::size_t v = index(block.alias[index(id)]);
@@ -52,6 +53,7 @@ PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::ve
     for (const ValueId v : nodes[i].reads) release(v);
     for (const ValueId v : nodes[i].writes) release(v);
   }
+  if (best >= 0) out.peak_at = call_name(nodes[at]);
   return out;
 }
 

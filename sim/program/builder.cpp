@@ -83,6 +83,8 @@ WeightId Builder::weight(WeightClass cls, const std::string& name, Shape shape, 
 }
 
 WeightId Builder::weight(WeightClass cls, const std::string& name, Shape shape, WeightSplit split, std::vector<TensorSource> sources) {
+  if (graph_.name.empty()) return add_weight({.name = {}, .cls = cls, .shape = split_shape(shape, split), .full_shape = shape, .dtype = held(cls), .split = split,
+                                              .trained = training(cls) == Training::full, .sources = std::move(sources)});
   for (TensorSource& s : sources) s.name = scope_ + s.name;
   return add_weight({.name = scope_ + name, .cls = cls, .shape = split_shape(shape, split), .full_shape = shape, .dtype = held(cls),
                      .split = split, .trained = training(cls) == Training::full, .sources = std::move(sources)});
@@ -124,7 +126,7 @@ std::vector<ValueId> Builder::call(const Op& op, std::span<const ValueId> values
              "a weight's shape differs from the operator's contract");
       ++next_weight;
     } else {
-      node.outputs.push_back(add_value({.name = fmt::format("{}{}.{}", scope_, kind(op), o.name), .shape = o.shape, .dtype = o.dtype, .ragged = o.ragged,
+      node.outputs.push_back(add_value({.name = graph_.name.empty() ? std::string() : fmt::format("{}{}.{}", scope_, kind(op), o.name), .shape = o.shape, .dtype = o.dtype, .ragged = o.ragged,
                                         .differentiable = o.role == Role::output, .producer = index}));
     }
   }

@@ -9,16 +9,18 @@
 #include "core/error.hpp"
 #include "sim/program/architectures/compose.hpp"
 #include "sim/program/program.hpp"
+#include "sim/program/unnamed.hpp"
 
 namespace moeplan {
 namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-Graph compose_slot(const Problem& problem, const Plan& plan, std::int32_t layer, double routed_scale) {
+/// Without `named`, nothing in the graph has a name: what only counts and prices does not pay for them.
+Graph compose_slot(const Problem& problem, const Plan& plan, std::int32_t layer, double routed_scale, bool named = true) {
   const ModelSpec& model = problem.model;
   const auto layers = static_cast<std::int32_t>(model.layers.size());
-  const std::string name = layer < 0 ? "embedding" : layer == layers ? "head" : layer_kind(model, layer);
+  const std::string name = !named ? "" : layer < 0 ? "embedding" : layer == layers ? "head" : layer_kind(model, layer);
   Builder b(name, block_context(problem, plan, routed_scale));
   if (layer < 0) {
     Stream stream;
@@ -118,11 +120,24 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
   return out;
 }
 
-Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
+namespace {
+
+Block lowered(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale, bool named) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
-  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
+  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale, named), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
   apply_runtime(block, problem, plan);
-  return plan.experts.chunks > 1 ? chunked_exchange(std::move(block), plan.experts.chunks) : block;
+  if (plan.experts.chunks > 1) return chunked_exchange(std::move(block), plan.experts.chunks);
+  return block;
+}
+
+}  // namespace
+
+Block lower_slot(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
+  return lowered(problem, plan, outline, layer, routed_scale, true);
+}
+
+Block lower_slot_unnamed(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale) {
+  return lowered(problem, plan, outline, layer, routed_scale, false);
 }
 
 Block slot_weights(const Problem& problem, const Plan& plan, std::int32_t layer) {

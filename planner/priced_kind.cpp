@@ -1,0 +1,132 @@
+/// A layer kind of the search: what it holds and what it takes, under a group's plan and load.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+
+#include "planner/evaluator_shared.hpp"
+#include "sim/cost/groups.hpp"
+#include "sim/program/unnamed.hpp"
+
+namespace moeplan {
+namespace {
+
+/// Calls [first, end) of `seen` as they were priced.
+PassSpread spread_of(std::span<const std::pair<std::size_t, Estimate>> seen) {
+  std::map<std::size_t, PassSpread> by_operator;
+  for (const auto& [what, e] : seen) {
+    by_operator[what].below += e.median.value - e.low.value;
+    by_operator[what].above += e.high.value - e.median.value;
+  }
+  PassSpread out;
+  for (const auto& [what, each] : by_operator) {
+    out.below += each.below * each.below;
+    out.above += each.above * each.above;
+  }
+  return {std::sqrt(out.below), std::sqrt(out.above)};
+}
+
+/// Calls that err together share a number.
+std::size_t error_group(const BlockNode& node) {
+  if (const OpCall* op = std::get_if<OpCall>(&node.call)) return op->op.index();
+  if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return 1000 + static_cast<std::size_t>(comm->collective);
+  return 2000;
+}
+
+/// What a kind is lowered and priced under.
+struct Setting {
+  const Evaluator::Shared& shared;
+  const Plan& plan;
+  std::size_t id;
+
+  [[nodiscard]] Block lowered(double scale) const { return lower_slot_unnamed(shared.problem, plan, shared.outline, shared.example[id], scale); }
+  [[nodiscard]] Estimate price(const BlockNode& node, double skew) const {
+    if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
+    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
+    return shared.links.host_wait(group_shape(Group::expert, plan.parallelism));
+  }
+  /// A runtime's own copies of rows are not among what follows the load.
+  [[nodiscard]] std::optional<RoutedRows> rows(const Block& block) const { return shared.problem.runtime.kept.empty() ? routed_rows(block) : std::nullopt; }
+
+  /// Calls `f` with the kind's block under another load; the block is afterwards as it was at `back`.
+  template <class F>
+  void at_load(PricedKind& k, double scale, double back, const F& f) const {
+    if (!k.rows) { f(lowered(scale)); return; }
+    set_routed_scale(k.block, *k.rows, scale);
+    f(k.block);
+    set_routed_scale(k.block, *k.rows, back);
+  }
+};
+
+}  // namespace
+
+std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor) {
+  std::array<Bytes, kMemoryCategories> out = k.kept;
+  if (k.more > 1)
+    for (std::size_t c = 0; c < kMemoryCategories; ++c)
+      out[c].value += std::llround(static_cast<double>(k.kept_more[c].value - k.kept[c].value) * (factor - 1) / (k.more - 1));
+  return out;
+}
+
+Bytes host_at(const PricedKind& k, double factor) {
+  if (k.more <= 1) return k.host;
+  return {k.host.value + std::llround(static_cast<double>(k.host_more.value - k.host.value) * (factor - 1) / (k.more - 1))};
+}
+
+void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
+  const Setting setting{shared, plan, id};
+  k.block = setting.lowered(1.0);
+  const BlockMemory balanced = block_memory(k.block);
+  k.kept = balanced.kept;
+  k.host = k.host_more = k.block.host;
+  k.routed = std::any_of(k.block.values.begin(), k.block.values.end(), [](const Value& v) { return v.ragged; });
+  if (!k.routed || load.p95.buffer == 1.0) {
+    k.forward50 = k.forward95 = balanced.forward;
+    k.backward50 = k.backward95 = balanced.backward;
+    return;
+  }
+  k.rows = setting.rows(k.block);
+  BlockMemory m95, m50;
+  setting.at_load(k, load.p95.buffer, 1.0, [&](const Block& b) { m95 = block_memory(b), k.host_more = b.host; });
+  if (load.p50.buffer == load.p95.buffer) m50 = m95;
+  else setting.at_load(k, load.p50.buffer, 1.0, [&](const Block& b) { m50 = block_memory(b); });
+  k.forward50 = m50.forward;
+  k.backward50 = m50.backward;
+  k.forward95 = m95.forward;
+  k.backward95 = m95.backward;
+  k.kept_more = m95.kept;
+  k.more = load.p95.buffer;
+}
+
+void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
+  const Setting setting{shared, plan, id};
+  if (k.routed && load.p50.step != 1.0) {
+    if (!k.rows) k.rows = setting.rows(k.block);
+    if (k.rows) set_routed_scale(k.block, *k.rows, load.p50.step);
+    else k.block = setting.lowered(load.p50.step);
+  }
+  std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
+  k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step)).second; });
+  const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
+  k.forward_spread = spread_of(priced.first(k.block.forward.size()));
+  k.backward_spread = spread_of(priced.subspan(k.block.forward.size()));
+  k.time95 = k.time50;
+  if (!k.routed || load.p95.step == load.p50.step) return;
+  // Of the calls those on rows and the exchange itself take another time.
+  std::vector<bool> again(seen.size(), !k.rows);
+  if (k.rows) {
+    for (const std::size_t i : k.rows->forward) again[i] = true;
+    for (const std::size_t i : k.rows->backward) again[k.block.forward.size() + i] = true;
+    for (const std::size_t i : k.rows->weight_backward) again[k.block.forward.size() + k.block.backward.size() + i] = true;
+  }
+  std::size_t at = 0;
+  setting.at_load(k, load.p95.step, load.p50.step, [&](const Block& b) {
+    k.time95 = block_time(b, [&](const BlockNode& n) {
+      const std::size_t i = at++;
+      return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step) : seen[i].second;
+    });
+  });
+}
+
+}  // namespace moeplan
