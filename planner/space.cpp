@@ -45,6 +45,12 @@ std::optional<int> stages_pin(const Pins& pins) {
   return stages;
 }
 
+/// Ranks that share the innermost links: tensor groups stay among them unless pinned.
+std::int64_t scale_up_domain(const ClusterSpec& cluster) {
+  const LinkTier& inner = cluster.tiers.front();
+  return inner.span == 0 ? cluster.devices() : std::min(inner.span, cluster.devices());
+}
+
 /// Degrees of a kind that is cut over tensor ranks: the pin, else divisors of `n` up to `most` that cut the model's shapes.
 template <class Set>
 std::vector<int> tensor_options(const Problem& problem, const std::optional<int>& pin, std::int64_t n, std::int64_t most, Set set) {
@@ -59,12 +65,28 @@ std::vector<int> tensor_options(const Problem& problem, const std::optional<int>
   return out;
 }
 
+/// Cutting an expert's matrices pays only where there are too few experts to deal out: finer expert parallelism moves the same rows
+/// to whole matrices.
+constexpr std::int64_t kCoarseExperts = 16;
+
+/// Context ranks hold at least this many tokens of a sequence each, unless pinned: below it the attention of a part is too short to
+/// hide its exchange, and data parallelism cuts the activations as well.
+constexpr std::int64_t kTokensPerContextRank = 4096;
+
+std::vector<int> context_options(const Problem& problem, const Pins& pins, std::int64_t n) {
+  std::vector<int> out;
+  for (const int d : options_of(pins.cp, n))
+    if (pins.cp || d == 1 || (problem.workload.sequence_length % d == 0 && problem.workload.sequence_length / d >= kTokensPerContextRank)) out.push_back(d);
+  return out;
+}
+
 std::vector<Parallelism> layouts(const Problem& problem, const Pins& pins) {
   std::vector<Parallelism> out;
   const std::int64_t world = problem.cluster.devices(), experts = routed_experts(problem.model);
-  const std::vector<int> tps = tensor_options(problem, pins.tp, world, 1, [](Parallelism& p, int d) { p.tp = d; });
-  const std::vector<int> etps = tensor_options(problem, pins.etp, world, 1, [](Parallelism& p, int d) { p.etp = d; });
-  const std::vector<int> cps = options_of(pins.cp.value_or(1), world);
+  const std::int64_t domain = scale_up_domain(problem.cluster);
+  const std::vector<int> tps = tensor_options(problem, pins.tp, world, domain, [](Parallelism& p, int d) { p.tp = d; });
+  const std::vector<int> etps = tensor_options(problem, pins.etp, world, experts > kCoarseExperts || experts == 0 ? 1 : domain, [](Parallelism& p, int d) { p.etp = d; });
+  const std::vector<int> cps = context_options(problem, pins, world);
   for (const int pp : options_of(stages_pin(pins), world)) for (const int tp : tps) for (const int cp : cps) {
     const std::int64_t stage = world / pp;
     if (stage % (static_cast<std::int64_t>(tp) * cp) != 0) continue;

@@ -137,6 +137,20 @@ TEST(Dimensions, HalvingBandwidthNeverSpeedsUp) {
   }
 }
 
+// All divisors of eight devices that cut 32 heads, and all context degrees that leave 4096 tokens a rank.
+TEST(Dimensions, TensorAndContextDegreesAreSearched) {
+  Problem p = problem("qwen3-8b", 8, 32768);
+  SearchOptions o;
+  o.pins.pp = 1;
+  o.pins.recompute = Recompute::full;
+  o.pins.micro_batch = 1;
+  std::set<int> tps, cps;
+  for (const CandidateGroup& g : candidates(p, o))
+    for (const Plan& plan : g.plans) tps.insert(plan.parallelism.tp), cps.insert(plan.parallelism.cp);
+  EXPECT_EQ(tps, (std::set<int>{1, 2, 4, 8}));
+  EXPECT_EQ(cps, (std::set<int>{1, 2, 4, 8}));   // 4096 tokens each at 8
+}
+
 TEST(Dimensions, TensorGroupsStayInTheScaleUpDomainUnlessPinned) {
   const Problem p = problem("qwen3-8b", 16, 4096);
   SearchOptions o;

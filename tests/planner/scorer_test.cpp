@@ -181,6 +181,18 @@ void expect_what_brute_force_keeps(const Problem& p, SearchOptions options) {
 
 TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) { expect_what_brute_force_keeps(problem("qwen3-30b-a3b", 16), {}); }
 
+// Long sequences on few devices, host memory offered: tensor, context, expert-tensor degrees and every set of offloaded parts are in the grid.
+TEST(Search, KeepsWhatBruteForceKeepsOverTensorContextAndHost) {
+  SearchOptions options;
+  options.search_offload = true;
+  options.pins.micro_batch = 1;
+  const Problem p = problem("mixtral-8x7b", 8, Training::full, "log-normal-v3", 16384);
+  std::set<std::tuple<int, int, int, Offload>> seen;
+  for (const Grid::Block& b : grid(p, options).blocks) seen.emplace(b.plan.parallelism.tp, b.plan.parallelism.cp, b.plan.parallelism.etp, b.plan.offload);
+  EXPECT_TRUE(seen.contains({2, 4, 2, Offload::optimizer}));
+  expect_what_brute_force_keeps(p, options);
+}
+
 TEST(Intervals, OfAStepAddPricesAndLoadsAsSquares) {
   const Interval i = step_interval(Four{{10, 14, 8, 13}});
   EXPECT_DOUBLE_EQ(i.low, 8);
