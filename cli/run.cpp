@@ -13,6 +13,7 @@
 #include <fstream>
 #include <thread>
 
+#include "cli/backends.hpp"
 #include "cli/forecast_text.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
@@ -62,28 +63,15 @@ class HeldSignals {
   sigset_t set_{}, before_{};
 };
 
-/// Bytes that this machine can still give, by the kernel's own estimate.
-std::int64_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  std::string word;
-  while (in >> word)
-    if (std::int64_t kilobytes = 0; word == "MemAvailable:" && in >> kilobytes) return kilobytes * 1024;
-  return std::int64_t{1} << 62;
-}
-
 std::int64_t peak_resident() {
   struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
   return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
-Json provenance(const Options& options, const Context& context) {
+Json provenance(const Options& options, const Context& context, const OpenBackend& opened) {
   Json out = Json::object();
-  std::ifstream in("/proc/cpuinfo");
-  std::string line, model = "unknown";
-  while (std::getline(in, line))
-    if (line.starts_with("model name")) { model = line.substr(line.find(':') + 2); break; }
-  out["device"] = model;
+  out["device"] = opened.device;
   out["backend"] = options.backend;
   out["arithmetic"] = options.float32 ? "f32" : "f32, stored as planned";
   out["version"] = MOEPLAN_VERSION;
@@ -95,7 +83,8 @@ Json provenance(const Options& options, const Context& context) {
 }
 
 /// The certificate where the plan needs more than this machine has left.
-std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor, std::int64_t have) {
+std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor, const OpenBackend& opened) {
+  const std::int64_t have = opened.free_bytes;
   if (need.peak().value * factor <= have) return std::nullopt;
   std::vector<std::pair<std::int64_t, std::string_view>> parts;
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names) parts.emplace_back(need[category].value * factor, name);
@@ -104,7 +93,7 @@ std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor
   for (std::size_t i = 0; i < 3; ++i) largest.push_back({{"name", std::string(parts[i].second)}, {"bytes", parts[i].first}});
   Output out;
   out.exit_code = kInfeasible;
-  out.text = Json{{"infeasible", {{"binding", "memory of this machine"}, {"need_bytes", need.peak().value * factor}, {"have_bytes", have}, {"largest", largest},
+  out.text = Json{{"infeasible", {{"binding", "memory of " + opened.where}, {"need_bytes", need.peak().value * factor}, {"have_bytes", have}, {"largest", largest},
                                  {"nearest_fix", "a shorter sequence, a smaller micro-batch or a smaller model; or a machine with more memory"}}}}.dump(2) + "\n";
   return out;
 }
@@ -136,10 +125,10 @@ Output run(const Context& context, Options options) {
   const Problem& problem = loaded.problem;
   if (loaded.plan.parallelism.world() != 1)
     throw InputError(options.plan, fmt::format("the plan has {} ranks, `run` executes one", loaded.plan.parallelism.world()), "plan for one device: --device cpu --gpus 1");
-  const auto backend = options.backend == "null" ? null_backend() : cpu_backend(options.float32 ? CpuStorage::wide : CpuStorage::as_planned);
+  const OpenBackend opened = open_backend(options.backend, options.float32);
+  Backend* const backend = opened.backend.get();
   const MemoryBreakdown predicted = memory(lower(problem, loaded.plan, 0), problem, loaded.plan);
-  if (options.backend != "null")
-    if (auto certificate = too_large(predicted, options.float32 ? 2 : 1, available_memory())) return *std::move(certificate);
+  if (auto certificate = too_large(predicted, options.float32 ? 2 : 1, opened)) return *std::move(certificate);
 
   Output out;
   HeldSignals signals;
@@ -211,7 +200,7 @@ Output run(const Context& context, Options options) {
     file["memory"] = memory_json(measured);
     file["predicted_memory"] = memory_json(predicted);
     file["steps"] = steps;
-    file["provenance"] = provenance(options, context);
+    file["provenance"] = provenance(options, context, opened);
     write_text_file(options.output, file.dump(1) + "\n");
   }
   out.exit_code = signal == 0 ? 0 : options.checkpoint.empty() ? kFailed : kInterrupted;
@@ -226,7 +215,7 @@ Command run_command(CLI::App& program) {
   app->footer("Example: moeplan plan kimi-k3-tiny --device cpu --gpus 1 --runtime cpu -o plan.json && moeplan run plan.json --steps 5 -o measured.json");
   const auto o = std::make_shared<Options>();
   app->add_option("PLAN", o->plan, "a plan file for one device, as `moeplan plan ... -o` writes it")->required();
-  app->add_option("--backend", o->backend, "cpu, or null (walks the program and computes nothing)")->check(CLI::IsMember({"cpu", "null"}));
+  app->add_option("--backend", o->backend, "cpu, cuda (where it was built in), or null (walks the program and computes nothing)")->check(CLI::IsMember(backend_names()));
   app->add_option("--steps", o->train.steps, "training steps of the whole run (default 10)")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   app->add_option("--stop-after", o->stop_after, "stop after this many steps; the schedule stays that of --steps")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   app->add_option("--seed", o->train.seed, "of random weights, data order (default 1)")->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 52));

@@ -41,6 +41,7 @@ if(TARGET moeplan)
 endif()
 if(TARGET moeplan_cuda)
   moeplan_tests(cuda_tests GLOB tests/kernels/*cuda_test.cpp LINK "moeplan_cuda;moeplan_reference")
+  moeplan_tests(cuda_executor_tests GLOB tests/executor/cuda/*_test.cpp LINK "moeplan_cuda_executor;moeplan_sim")
 endif()
 
 # Headers stand alone: each is compiled as the only include of a file.

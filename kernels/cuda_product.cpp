@@ -1,6 +1,7 @@
 #include "kernels/cuda_product.hpp"
 
 #include <cublasLt.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <map>
@@ -12,9 +13,40 @@
 namespace moeplan::cuda {
 namespace {
 
-void check(cublasStatus_t status, const std::string& doing) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw kernels::CudaError(cudaErrorUnknown, fmt::format("{}: cuBLASLt says {} ({})", doing, cublasLtGetStatusString(status), cublasLtGetStatusName(status)));
-}
+/// The functions used, of the library that the machine has: loaded where products are wanted, so that a program which never multiplies
+/// starts without half a gigabyte of library, and on machines that have none.
+struct Library {
+  std::unique_ptr<void, int (*)(void*)> handle{nullptr, dlclose};
+#define MOEPLAN_CUBLASLT(f) decltype(&cublasLt##f) f = nullptr;
+#define MOEPLAN_CUBLASLT_FUNCTIONS                                                                                                    \
+  MOEPLAN_CUBLASLT(Create) MOEPLAN_CUBLASLT(Destroy) MOEPLAN_CUBLASLT(GetStatusName) MOEPLAN_CUBLASLT(GetStatusString)                \
+  MOEPLAN_CUBLASLT(MatmulDescCreate) MOEPLAN_CUBLASLT(MatmulDescDestroy) MOEPLAN_CUBLASLT(MatmulDescSetAttribute)                     \
+  MOEPLAN_CUBLASLT(MatrixLayoutCreate) MOEPLAN_CUBLASLT(MatrixLayoutDestroy) MOEPLAN_CUBLASLT(MatmulPreferenceCreate)                 \
+  MOEPLAN_CUBLASLT(MatmulPreferenceDestroy) MOEPLAN_CUBLASLT(MatmulPreferenceSetAttribute) MOEPLAN_CUBLASLT(MatmulAlgoGetHeuristic)   \
+  MOEPLAN_CUBLASLT(Matmul)
+  MOEPLAN_CUBLASLT_FUNCTIONS
+#undef MOEPLAN_CUBLASLT
+
+  Library() {
+    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
+      handle.reset(dlopen(name, RTLD_NOW | RTLD_LOCAL));
+      if (handle) break;
+    }
+    if (!handle) throw InputError("cuBLASLt", "libcublasLt.so is not found", "install the CUDA run time's libcublas, or set LD_LIBRARY_PATH to it");
+    const auto find = [&](const char* name) {
+      void* const f = dlsym(handle.get(), name);
+      if (f == nullptr) throw InputError("cuBLASLt", fmt::format("has no {}", name), "CUDA 12 or later has");
+      return f;
+    };
+#define MOEPLAN_CUBLASLT(f) f = reinterpret_cast<decltype(f)>(find("cublasLt" #f));
+    MOEPLAN_CUBLASLT_FUNCTIONS
+#undef MOEPLAN_CUBLASLT
+  }
+
+  void check(cublasStatus_t status, const std::string& doing) const {
+    if (status != CUBLAS_STATUS_SUCCESS) throw kernels::CudaError(cudaErrorUnknown, fmt::format("{}: cuBLASLt says {} ({})", doing, GetStatusString(status), GetStatusName(status)));
+  }
+};
 
 cudaDataType_t type_of(DType t) {
   if (t == DType::bf16) return CUDA_R_16BF;
@@ -29,46 +61,47 @@ std::uint32_t alignment(const void* p) {
 }
 
 /// A cuBLASLt object and its end.
-template <class T, cublasStatus_t (*destroy)(T)>
+template <class T>
 struct Owned {
   T value = nullptr;
-  Owned() = default;
+  cublasStatus_t (*destroy)(T) = nullptr;
+  explicit Owned(cublasStatus_t (*end)(T)) : destroy(end) {}
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   ~Owned() {
     if (value != nullptr) (void)destroy(value);
   }
 };
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
-
-template <class T>
-void set(const Description& d, cublasLtMatmulDescAttributes_t attribute, const T& value) {
-  check(cublasLtMatmulDescSetAttribute(d.value, attribute, &value, sizeof value), "describe a product");
-}
-template <class T>
-void set(const Preference& p, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) {
-  check(cublasLtMatmulPreferenceSetAttribute(p.value, attribute, &value, sizeof value), "describe a product");
-}
-
-/// Row-major [rows, columns] is the library's column-major [columns, rows].
-void lay_out(Layout& l, DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
-  check(cublasLtMatrixLayoutCreate(&l.value, type_of(type), static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), stride), "describe a matrix");
-}
+using Layout = Owned<cublasLtMatrixLayout_t>;
+using Description = Owned<cublasLtMatmulDesc_t>;
+using Preference = Owned<cublasLtMatmulPreference_t>;
 
 using Shape = std::tuple<std::int64_t, std::int64_t, std::int64_t, int, int, int, std::int64_t, std::int64_t, std::int64_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
 }  // namespace
 
 struct Products::State {
+  Library lt;
   cublasLtHandle_t handle = nullptr;
   kernels::DeviceBuffer workspace{workspace_bytes};
   std::map<Shape, cublasLtMatmulAlgo_t> chosen;
-  State() { check(cublasLtCreate(&handle), "start cuBLASLt"); }
+  State() { lt.check(lt.Create(&handle), "start cuBLASLt"); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  ~State() { (void)cublasLtDestroy(handle); }
+  ~State() { (void)lt.Destroy(handle); }
+
+  template <class T>
+  void set(const Description& d, cublasLtMatmulDescAttributes_t attribute, const T& value) const {
+    lt.check(lt.MatmulDescSetAttribute(d.value, attribute, &value, sizeof value), "describe a product");
+  }
+  template <class T>
+  void set(const Preference& p, cublasLtMatmulPreferenceAttributes_t attribute, const T& value) const {
+    lt.check(lt.MatmulPreferenceSetAttribute(p.value, attribute, &value, sizeof value), "describe a product");
+  }
+  /// Row-major [rows, columns] is the library's column-major [columns, rows].
+  void lay_out(Layout& l, DType type, std::int64_t rows, std::int64_t columns, std::int64_t stride) const {
+    lt.check(lt.MatrixLayoutCreate(&l.value, type_of(type), static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows), stride), "describe a matrix");
+  }
 };
 
 Products::Products() : state_(std::make_unique<State>()) {}
@@ -88,38 +121,40 @@ void Products::multiply(const Factor& a, const Factor& b, void* c, DType c_type,
     return;
   }
   // c^T = op(b)^T op(a)^T: what is stored row by row is already the transpose of what the library reads.
-  Description d;
-  check(cublasLtMatmulDescCreate(&d.value, CUBLAS_COMPUTE_32F, CUDA_R_32F), shape);
-  set(d, CUBLASLT_MATMUL_DESC_TRANSA, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(d, CUBLASLT_MATMUL_DESC_TRANSB, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  State& state = *state_;
+  const Library& lt = state.lt;
+  Description d(lt.MatmulDescDestroy);
+  lt.check(lt.MatmulDescCreate(&d.value, CUBLAS_COMPUTE_32F, CUDA_R_32F), shape);
+  state.set(d, CUBLASLT_MATMUL_DESC_TRANSA, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
+  state.set(d, CUBLASLT_MATMUL_DESC_TRANSB, a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   if (bias != nullptr) {
-    set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+    state.set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    state.set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    state.set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
   }
-  Layout la, lb, lc;
-  lay_out(la, b.dtype, b.rows, b.columns, b_stride);
-  lay_out(lb, a.dtype, a.rows, a.columns, a_stride);
-  lay_out(lc, c_type, m, n, stride);
+  Layout la(lt.MatrixLayoutDestroy), lb(lt.MatrixLayoutDestroy), lc(lt.MatrixLayoutDestroy);
+  state.lay_out(la, b.dtype, b.rows, b.columns, b_stride);
+  state.lay_out(lb, a.dtype, a.rows, a.columns, a_stride);
+  state.lay_out(lc, c_type, m, n, stride);
   const int types = static_cast<int>(a.dtype) | static_cast<int>(b.dtype) << 8 | static_cast<int>(c_type) << 16;
   const Shape key{m, n, inner, (a.transposed ? 1 : 0) | (b.transposed ? 2 : 0) | (beta != 0 ? 4 : 0), types, bias != nullptr, a_stride, b_stride, stride, alignment(b.data), alignment(a.data), alignment(c)};
-  auto found = state_->chosen.find(key);
-  if (found == state_->chosen.end()) {
-    Preference p;
-    check(cublasLtMatmulPreferenceCreate(&p.value), shape);
-    set(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes));
-    set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(b.data));
-    set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(a.data));
-    set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(c));
-    set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(c));
-    set(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));   // none, or a second pass in fp32
+  auto found = state.chosen.find(key);
+  if (found == state.chosen.end()) {
+    Preference p(lt.MatmulPreferenceDestroy);
+    lt.check(lt.MatmulPreferenceCreate(&p.value), shape);
+    state.set(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes));
+    state.set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(b.data));
+    state.set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(a.data));
+    state.set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(c));
+    state.set(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(c));
+    state.set(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));   // none, or a second pass in fp32
     cublasLtMatmulHeuristicResult_t result{};
     int count = 0;
-    const auto status = cublasLtMatmulAlgoGetHeuristic(state_->handle, d.value, la.value, lb.value, lc.value, lc.value, p.value, 1, &result, &count);
-    check(count == 0 && status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status, "choose an algorithm for the " + shape);
-    found = state_->chosen.emplace(key, result.algo).first;
+    const auto status = lt.MatmulAlgoGetHeuristic(state.handle, d.value, la.value, lb.value, lc.value, lc.value, p.value, 1, &result, &count);
+    lt.check(count == 0 && status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : status, "choose an algorithm for the " + shape);
+    found = state.chosen.emplace(key, result.algo).first;
   }
-  check(cublasLtMatmul(state_->handle, d.value, &alpha, b.data, la.value, a.data, lb.value, &beta, c, lc.value, c, lc.value, &found->second, state_->workspace.get(), workspace_bytes, stream), shape);
+  lt.check(lt.Matmul(state.handle, d.value, &alpha, b.data, la.value, a.data, lb.value, &beta, c, lc.value, c, lc.value, &found->second, state.workspace.get(), workspace_bytes, stream), shape);
 }
 
 }  // namespace moeplan::cuda

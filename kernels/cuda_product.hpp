@@ -24,7 +24,7 @@ struct Factor {
 /// nothing waits. Sums are fp32 and of one order: the schemes that add into the result in any order are left out.
 class Products {
  public:
-  /// Throws CudaError if the library cannot start on the current device.
+  /// Loads the library. Throws InputError where the machine has none, CudaError if it cannot start on the current device.
   Products();
   ~Products();
   Products(Products&&) noexcept;

@@ -4,6 +4,8 @@
 /// backend queues the same calls on its stream: nothing here waits but `read` and `wait`.
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,6 +52,10 @@ class Backend {
   /// Converts between floats here and a tensor there.
   virtual void write(const TensorView& to, std::span<const float> from) = 0;
   virtual void read(const TensorView& from, std::span<float> to) = 0;
+  /// to = 0.
+  virtual void clear(const TensorView& to) = 0;
+  /// Nearly normal numbers of mean 0: element i is `nearly_normal(state, i)` times deviation, the same on every backend.
+  virtual void fill_normal(const TensorView& to, std::uint64_t state, float deviation) = 0;
   /// to += scale * from, elementwise, in float.
   virtual void add(const TensorView& from, const TensorView& to, float scale) = 0;
   /// to = from, with conversion.
@@ -57,7 +63,20 @@ class Backend {
   /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
   virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
   virtual void wait() = 0;
+  /// How long what `work` queues takes, alone: by the device's clock where it has one, else by the host's.
+  [[nodiscard]] virtual Seconds time(const std::function<void()>& work);
 };
+
+/// Integers to be scaled by 1 / kNearlyNormalDeviation: the sum of the four 16-bit parts of splitmix64's i-th number (Steele et al. 2014) less its
+/// mean. Four uniform numbers (Irwin-Hall) are normal but for the tails, which end at 3.46 deviations.
+inline constexpr float kNearlyNormalDeviation = 37837.23f;   ///< sqrt(4 (2^32 - 1) / 12)
+[[nodiscard]] constexpr std::int32_t nearly_normal(std::uint64_t state, std::uint64_t i) {
+  std::uint64_t x = state + (i + 1) * 0x9E3779B97F4A7C15ull;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  x ^= x >> 31;
+  return static_cast<std::int32_t>((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48)) - 2 * 65535;
+}
 
 /// `as_planned`: bf16 buffers hold bf16, so memory is the plan's and every stored result is rounded; `wide`: bf16 and f16 are held as f32,
 /// for comparisons with float implementations. Arithmetic is float in both.

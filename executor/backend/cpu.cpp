@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -62,6 +63,17 @@ class CpuBackend final : public Backend {
   void write(const TensorView& to, std::span<const float> from) override { scatter(to, from); }
   void read(const TensorView& from, std::span<float> to) override { gather(from, to); }
 
+  void clear(const TensorView& to) override {
+    if (to.columns) scatter(to, std::vector<float>(static_cast<std::size_t>(to.shape.elements()), 0.0f));
+    else std::memset(to.data, 0, static_cast<std::size_t>(to.shape.elements() * plain_bytes(to.dtype)));
+  }
+
+  void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
+    std::vector<float> v(static_cast<std::size_t>(to.shape.elements()));
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(nearly_normal(state, i)) * (deviation / kNearlyNormalDeviation);
+    scatter(to, v);
+  }
+
   void add(const TensorView& from, const TensorView& to, float scale) override {
     const auto n = static_cast<std::size_t>(to.shape.elements());
     std::vector<float> a(n), b(n);
@@ -119,6 +131,8 @@ class NullBackend final : public Backend {
   Memory allocate(Bytes, const std::string&) override { return {new std::byte[1]{}, std::default_delete<std::byte[]>()}; }
   void write(const TensorView&, std::span<const float>) override {}
   void read(const TensorView&, std::span<float> to) override { std::fill(to.begin(), to.end(), 0.0f); }
+  void clear(const TensorView&) override {}
+  void fill_normal(const TensorView&, std::uint64_t, float) override {}
   void add(const TensorView&, const TensorView&, float) override {}
   void copy(const TensorView&, const TensorView&) override {}
   void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override {}
@@ -126,6 +140,14 @@ class NullBackend final : public Backend {
 };
 
 }  // namespace
+
+Seconds Backend::time(const std::function<void()>& work) {
+  wait();
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  wait();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
 
 std::unique_ptr<Backend> cpu_backend(CpuStorage storage) { return std::make_unique<CpuBackend>(storage); }
 std::unique_ptr<Backend> null_backend() { return std::make_unique<NullBackend>(); }

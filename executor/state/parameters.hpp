@@ -45,7 +45,7 @@ class Parameters {
   StateBytes bytes_;
 };
 
-/// Seeded start values. Each tensor's numbers depend on the seed and its own name only: normal with deviation 0.02 for matrices, ones
+/// Seeded start values. Each tensor's numbers depend on the seed and its own name only: nearly normal with deviation 0.02 for matrices (Backend::fill_normal), ones
 /// for norms, zeros for biases, B of LoRA pairs zero and A uniform in +- 1/sqrt(in), decays and step biases of the linear mixers in the
 /// ranges their papers start from. `only_adapters` leaves everything else as it is.
 void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& model, Backend& backend, bool only_adapters = false);

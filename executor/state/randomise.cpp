@@ -1,7 +1,7 @@
 /// Start values of tensors that no checkpoint gives.
 
 #include <cmath>
-#include <numbers>
+#include <stdexcept>
 
 #include "executor/state/parameters.hpp"
 
@@ -11,15 +11,16 @@ namespace {
 /// splitmix64 (Steele et al. 2014): a counter through a bijective mixer, so any tensor's numbers can be made alone.
 class Random {
  public:
-  Random(std::uint64_t seed, const std::string& name) : state_(seed * 0x9E3779B97F4A7C15ull + 0x1234567) {
+  Random(std::uint64_t seed, const std::string& name) : state_(seed * step + 0x1234567) {
     for (const char c : name) state_ = mix(state_ ^ static_cast<unsigned char>(c));
   }
-  std::uint64_t next() { return mix(state_ += 0x9E3779B97F4A7C15ull); }
+  std::uint64_t next() { return mix(state_ += step); }
+  [[nodiscard]] std::uint64_t state() const { return state_; }
   double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }   ///< in [0, 1)
   double between(double low, double high) { return low + (high - low) * unit(); }
-  double normal() { return std::sqrt(-2 * std::log(1 - unit())) * std::cos(2 * std::numbers::pi * unit()); }
 
  private:
+  static constexpr std::uint64_t step = 0x9E3779B97F4A7C15ull;
   static std::uint64_t mix(std::uint64_t x) {
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ x >> 27) * 0x94D049BB133111EBull;
@@ -31,7 +32,17 @@ class Random {
 bool ends(const std::string& name, std::string_view part) { return name.size() >= part.size() && name.compare(name.size() - part.size(), part.size(), part) == 0; }
 bool has(const std::string& name, std::string_view part) { return name.find(part) != std::string::npos; }
 
-/// One number of a tensor, by the tensor's name.
+/// Whether a tensor starts from normal numbers of deviation 0.02, as all matrices do.
+bool is_matrix(const Parameter& p) {
+  const std::string& n = p.name;
+  for (const char* part : {"lora_A.weight", "lora_B.weight", "A_log", "dt_bias", ".D", "sinks", "attn_sink"})
+    if (ends(n, part)) return false;
+  for (const char* part : {"norm", "tid2eid", "bias", "conv"})
+    if (has(n, part)) return false;
+  return p.cls != WeightClass::norm && !p.buffer;
+}
+
+/// One number of another tensor, by the tensor's name.
 double value_of(const Parameter& p, const ModelSpec& model, Random& random, std::int64_t at) {
   const std::string& n = p.name;
   const double in = static_cast<double>(p.shape[p.shape.rank - 1]);
@@ -52,7 +63,7 @@ double value_of(const Parameter& p, const ModelSpec& model, Random& random, std:
   }
   if (has(n, "bias") || ends(n, "sinks") || ends(n, "attn_sink") || p.buffer) return 0;
   if (has(n, "conv")) return random.between(-1, 1) / std::sqrt(in);
-  return 0.02 * random.normal();
+  throw std::logic_error("no start value for " + n);
 }
 
 }  // namespace
@@ -61,6 +72,10 @@ void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& mode
   for (Parameter& p : parameters.all()) {
     if (only_adapters && !p.adapter) continue;
     Random random(seed, p.name);
+    if (is_matrix(p)) {
+      backend.fill_normal(p.view(), random.state(), 0.02f);
+      continue;
+    }
     std::vector<float> values(static_cast<std::size_t>(p.shape.elements()));
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(value_of(p, model, random, static_cast<std::int64_t>(i)));
     set_values(p, values, backend);

@@ -45,7 +45,7 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
 
 void Trainer::zero_gradients() {
   for (Parameter& p : parameters_->all())
-    if (p.trained) backend_.write(p.gradient_view(), std::vector<float>(static_cast<std::size_t>(p.shape.elements()), 0.0f));
+    if (p.trained) backend_.clear(p.gradient_view());
 }
 
 double Trainer::gradient_norm() {

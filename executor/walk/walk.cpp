@@ -235,7 +235,7 @@ void Walk::node(const Instance& i, std::size_t at, const BlockNode& n, const Rou
       const std::vector<std::int32_t> columns = piece_columns(*split, o - 1);
       TensorView slice = gradients[0];
       slice.shape = contract[o].shape, slice.columns = &columns, slice.base_columns = split_columns(*split);
-      if (!gradients[o].present()) backend_.write(slice, std::vector<float>(static_cast<std::size_t>(slice.shape.elements()), 0.0f));
+      if (!gradients[o].present()) backend_.clear(slice);
       else if (gradients[o].data != gradients[0].data) backend_.copy(gradients[o], slice);
     }
     return;

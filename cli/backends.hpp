@@ -1,0 +1,24 @@
+#pragma once
+/// Where `run` computes.
+
+#include <memory>
+#include <string>
+
+#include "executor/backend/backend.hpp"
+
+namespace moeplan::cli {
+
+/// The backends that this program was built with: "cpu", "null", and "cuda" where nvcc was found.
+[[nodiscard]] std::vector<std::string> backend_names();
+
+struct OpenBackend {
+  std::unique_ptr<Backend> backend;
+  std::string device;          ///< its name
+  std::int64_t free_bytes = 0;   ///< what the device can still give
+  std::string where;           ///< "this machine", "CUDA device 0"
+};
+
+/// Throws InputError where there is no such device.
+[[nodiscard]] OpenBackend open_backend(const std::string& name, bool float32);
+
+}  // namespace moeplan::cli

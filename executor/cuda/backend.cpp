@@ -1,0 +1,256 @@
+#include "executor/cuda/backend.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "executor/backend/convert.hpp"
+#include "executor/cuda/elements.hpp"
+#include "kernels/cuda.hpp"
+
+namespace moeplan {
+namespace {
+
+constexpr std::int64_t alignment = 256;
+std::int64_t padded(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+/// The call over weights as they are held: block-quantised ones lie in bf16.
+Op as_held(Op op) {
+  std::visit([](auto& o) {
+    if constexpr (requires { o.weight = DType::bf16; o.lora_rank; })
+      if (plain_bytes(o.weight) == 0) o.weight = DType::bf16;
+  }, op);
+  return op;
+}
+
+/// Device memory that only grows. What it held is lost when it does.
+class Growing {
+ public:
+  std::byte* at_least(std::int64_t bytes) {
+    if (bytes > 0 && static_cast<std::size_t>(bytes) > buffer_.bytes()) {
+      buffer_ = kernels::DeviceBuffer(0);
+      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(padded(bytes + bytes / 8)));
+    }
+    return bytes > 0 ? buffer_.get<std::byte>() : nullptr;
+  }
+
+ private:
+  kernels::DeviceBuffer buffer_{0};
+};
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int device) : device_(device) {
+    kernels::check(cudaSetDevice(device), fmt::format("use CUDA device {}", device));
+    products_.emplace();
+  }
+
+  std::string_view name() const override { return "cuda"; }
+  bool runs(const Op& op) const override { return cuda::refusal(as_held(op)).empty(); }
+  DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
+
+  Memory allocate(Bytes bytes, const std::string& what) override {
+    const auto size = static_cast<std::size_t>(padded(bytes.value + 1));
+    void* at = nullptr;
+    if (cudaMalloc(&at, size) != cudaSuccess) {
+      (void)cudaGetLastError();
+      throw InputError(what, fmt::format("{} bytes cannot be had on CUDA device {}, {} are free", bytes.value, device_, cuda_free_memory(device_).value), "a smaller micro-batch, sequence or rank needs less");
+    }
+    kernels::check(cudaMemsetAsync(at, 0, size, stream_.get()), "clear " + what);
+    return {static_cast<std::byte*>(at), [](std::byte* p) { (void)cudaFree(p); }};
+  }
+
+  void write(const TensorView& to, std::span<const float> from) override {
+    if (!to.columns && (to.dtype == DType::bf16 || to.dtype == DType::f16)) return write_narrow(to, from);
+    staging_.resize(from.size() * static_cast<std::size_t>(plain_bytes(to.dtype)));
+    from_floats(to.dtype, from, staging_.data());
+    std::byte* const at = to.columns ? temporaries_.at_least(static_cast<std::int64_t>(staging_.size())) : to.data;
+    kernels::check(cudaMemcpyAsync(at, staging_.data(), staging_.size(), cudaMemcpyHostToDevice, stream_.get()), "copy to the device");
+    if (to.columns) scatter(at, to);
+    stream_.synchronize();   // the staging memory is used again
+  }
+
+  void read(const TensorView& from, std::span<float> to) override {
+    staging_.resize(to.size() * static_cast<std::size_t>(plain_bytes(from.dtype)));
+    const std::byte* at = from.data;
+    if (from.columns) at = gather(from, temporaries_.at_least(static_cast<std::int64_t>(staging_.size())));
+    kernels::check(cudaMemcpyAsync(staging_.data(), at, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy from the device");
+    stream_.synchronize();
+    to_floats(from.dtype, staging_.data(), to);
+  }
+
+  void clear(const TensorView& to) override {
+    if (to.columns) return write(to, std::vector<float>(static_cast<std::size_t>(to.shape.elements()), 0.0f));
+    kernels::check(cudaMemsetAsync(to.data, 0, static_cast<std::size_t>(to.shape.elements() * plain_bytes(to.dtype)), stream_.get()), "clear a tensor");
+  }
+
+  void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
+    if (to.columns) throw InputError("CUDA backend", "cannot fill a view of columns with random numbers", "fill its base");
+    cuda::fill_normal(to.data, to.dtype, to.shape.elements(), state, deviation, stream_.get());
+  }
+
+  void add(const TensorView& from, const TensorView& to, float scale) override { combine(from, to, scale, true); }
+  void copy(const TensorView& from, const TensorView& to) override { combine(from, to, 1, false); }
+  void wait() override { stream_.synchronize(); }
+  Seconds time(const std::function<void()>& work) override {
+    kernels::Event begin, end;
+    begin.record(stream_.get());
+    work();
+    end.record(stream_.get());
+    end.synchronize();
+    return {static_cast<double>(end.milliseconds_since(begin)) * 1e-3};
+  }
+
+  void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    const Op op = as_held(call.op);
+    const Operands contract = moeplan::operands(op);
+    const bool forward = call.pass == Pass::forward;
+    const auto is_result = [&](std::size_t i) { return contract[i].role == Role::output || contract[i].role == Role::aux; };
+    const std::size_t n = contract.size();
+    // Kernels read and write the contract's types, dense; a view of columns, or of another type, passes through memory of its own.
+    // Kernels may want 16-byte packs, which what lies behind an odd number of small tensors does not start on.
+    const auto shifted = [](const TensorView& t) { return !t.columns && reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0; };
+    const auto dense_bytes = [&](const TensorView& t) { return t.columns || shifted(t) ? padded(t.shape.elements() * plain_bytes(t.dtype)) : 0; };
+    const auto typed_bytes = [&](const TensorView& t, DType type) { return t.dtype != type ? padded(t.shape.elements() * plain_bytes(type)) : 0; };
+    std::int64_t bytes = padded(static_cast<std::int64_t>(context.rows_of_expert.size()) * 4);
+    for (std::size_t i = 0; i < n; ++i)
+      for (const TensorView* t : {&operands[i], i < gradients.size() ? &gradients[i] : nullptr})
+        if (t != nullptr && t->present()) bytes += dense_bytes(*t) + typed_bytes(*t, contract[i].dtype);
+    std::byte* next = temporaries_.at_least(bytes);
+    const auto take = [&](std::int64_t size) { return std::exchange(next, next + size); };
+    struct Result {
+      std::byte *typed, *dense;
+      DType type;
+      const TensorView* view;
+    };
+    std::vector<Result> results;
+    const auto open = [&](const TensorView& t, DType type, bool reads, bool writes) -> void* {
+      if (!t.present()) return nullptr;
+      const bool moved = t.columns || shifted(t);
+      std::byte* const dense = moved ? take(dense_bytes(t)) : t.data;
+      if (t.columns && reads) gather(t, dense);
+      else if (moved && reads) move(t.data, dense, t);
+      if (t.dtype == type) {
+        if (moved && writes) results.push_back({dense, dense, type, &t});
+        return dense;
+      }
+      std::byte* const typed = take(typed_bytes(t, type));
+      if (reads) cuda::combine(dense, t.dtype, typed, type, t.shape.elements(), 1, false, stream_.get());
+      if (writes) results.push_back({typed, dense, type, &t});
+      return typed;
+    };
+    std::vector<void*> values(n), d(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      values[i] = open(operands[i], contract[i].dtype, !forward || !is_result(i), forward && is_result(i));
+      if (!forward) d[i] = open(gradients[i], contract[i].dtype, is_result(i), !is_result(i));
+    }
+    cuda::Ragged ragged{.capacity = context.capacity, .auxiliary = context.auxiliary};
+    if (!context.rows_of_expert.empty()) {
+      const std::vector<std::int32_t> rows(context.rows_of_expert.begin(), context.rows_of_expert.end());
+      kernels::check(cudaMemcpyAsync(next, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice, stream_.get()), "copy the rows of the experts");   // pageable: staged before it returns
+      ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(next);
+    }
+    Wants wants{false, false};
+    for (std::size_t i = 0; i < n; ++i) {
+      if (d[i] == nullptr || is_result(i)) continue;
+      (contract[i].role == Role::weight ? wants.weight_grad : wants.input_grad) = true;
+    }
+    void* const scratch = scratch_.at_least(cuda::workspace(op, call.pass, wants).value);
+    if (forward) cuda::forward(op, values, scratch, stream_.get(), &*products_, ragged);
+    else cuda::backward(op, values, d, scratch, stream_.get(), &*products_, ragged);
+    for (const Result& r : results) {
+      if (r.typed != r.dense) cuda::combine(r.typed, r.type, r.dense, r.view->dtype, r.view->shape.elements(), 1, false, stream_.get());
+      if (r.view->columns) scatter(r.dense, *r.view);
+      else if (r.dense != r.view->data) move(r.dense, r.view->data, *r.view);
+    }
+  }
+
+ private:
+  void move(const std::byte* from, std::byte* to, const TensorView& t) {
+    kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(t.shape.elements() * plain_bytes(t.dtype)), cudaMemcpyDeviceToDevice, stream_.get()), "copy a tensor");
+  }
+
+  /// Floats go over in pieces and are rounded there: a model of a hundred gigabytes does not wait for one core here.
+  void write_narrow(const TensorView& to, std::span<const float> from) {
+    constexpr std::size_t piece = std::size_t{16} << 20;
+    auto* const wide = reinterpret_cast<float*>(temporaries_.at_least(static_cast<std::int64_t>(4 * std::min(piece, from.size()))));
+    for (std::size_t at = 0; at < from.size(); at += piece) {
+      const std::size_t n = std::min(piece, from.size() - at);
+      kernels::check(cudaMemcpyAsync(wide, from.data() + at, 4 * n, cudaMemcpyHostToDevice, stream_.get()), "copy to the device");
+      cuda::combine(wide, DType::f32, to.data + at * static_cast<std::size_t>(plain_bytes(to.dtype)), to.dtype, static_cast<std::int64_t>(n), 1, false, stream_.get());
+    }
+    stream_.synchronize();
+  }
+
+  /// The view's columns on the device. They stay there as long as the backend; the list is compared, for its address may be another's later.
+  cuda::Columns columns(const TensorView& t) {
+    Cached& c = columns_[t.columns];
+    if (c.list != *t.columns) {
+      c.list = *t.columns;
+      c.device = kernels::DeviceBuffer(4 * std::max<std::size_t>(1, c.list.size()));
+      stream_.synchronize();
+      kernels::check(cudaMemcpy(c.device.get<std::int32_t>(), c.list.data(), 4 * c.list.size(), cudaMemcpyHostToDevice), "copy a view's columns");
+    }
+    return {c.device.get<std::int32_t>(), static_cast<std::int64_t>(c.list.size()), t.base_columns};
+  }
+  std::byte* gather(const TensorView& from, std::byte* to) {
+    const cuda::Columns c = columns(from);
+    cuda::gather_columns(from.data, to, c.count ? from.shape.elements() / c.count : 0, c, plain_bytes(from.dtype), stream_.get());
+    return to;
+  }
+  void scatter(const std::byte* from, const TensorView& to) {
+    const cuda::Columns c = columns(to);
+    cuda::scatter_columns(from, to.data, c.count ? to.shape.elements() / c.count : 0, c, plain_bytes(to.dtype), stream_.get());
+  }
+  void combine(const TensorView& from, const TensorView& to, float scale, bool sum) {
+    const std::int64_t n = to.shape.elements(), source = from.columns ? padded(n * plain_bytes(from.dtype)) : 0;
+    std::byte* const temporary = temporaries_.at_least(source + (to.columns ? n * plain_bytes(to.dtype) : 0));
+    const std::byte* const a = from.columns ? gather(from, temporary) : from.data;
+    std::byte* const b = to.columns ? temporary + source : to.data;
+    if (to.columns && sum) gather(to, b);
+    cuda::combine(a, from.dtype, b, to.dtype, n, scale, sum, stream_.get());
+    if (to.columns) scatter(b, to);
+  }
+
+  struct Cached {
+    std::vector<std::int32_t> list;
+    kernels::DeviceBuffer device{0};
+  };
+  int device_;
+  kernels::Stream stream_;
+  std::optional<cuda::Products> products_;
+  Growing scratch_, temporaries_;
+  std::vector<std::byte> staging_;
+  std::map<const std::vector<std::int32_t>*, Cached> columns_;
+};
+
+}  // namespace
+
+int cuda_devices() { return kernels::device_count(); }
+
+std::string cuda_device_name(int device) {
+  cudaDeviceProp properties{};
+  int driver = 0;
+  kernels::check(cudaGetDeviceProperties(&properties, device), "name of a device");
+  kernels::check(cudaDriverGetVersion(&driver), "version of the driver");
+  return fmt::format("{}, CUDA {}.{}", properties.name, driver / 1000, driver % 1000 / 10);
+}
+
+Bytes cuda_free_memory(int device) {
+  std::size_t free = 0, total = 0;
+  kernels::check(cudaSetDevice(device), "use a device");
+  kernels::check(cudaMemGetInfo(&free, &total), "free memory of a device");
+  return {static_cast<std::int64_t>(free)};
+}
+
+std::unique_ptr<Backend> cuda_backend(int device) {
+  const int count = kernels::device_count();
+  if (device < 0 || device >= count) throw InputError("CUDA device", fmt::format("{} is asked for, {} are there", device, count), count == 0 ? "--backend cpu" : fmt::format("0 to {}", count - 1));
+  return std::make_unique<CudaBackend>(device);
+}
+
+}  // namespace moeplan

@@ -1,0 +1,82 @@
+#include "executor/cuda/elements.hpp"
+
+#include "core/error.hpp"
+#include "executor/backend/backend.hpp"
+#include "kernels/base/pack.cuh"
+
+namespace moeplan::cuda {
+namespace {
+
+constexpr int threads = 256;
+
+unsigned blocks_for(i64 n) { return static_cast<unsigned>(n < i64{threads} * 8192 ? (n + threads - 1) / threads : 8192); }
+std::string size(i64 n) { return "elements=" + std::to_string(n); }
+
+template <class T, bool into_base>
+__global__ void __launch_bounds__(threads) move_columns(const T* from, T* to, i64 rows, const std::int32_t* columns, i64 count, i64 base) {
+  for (i64 i = static_cast<i64>(blockIdx.x) * threads + threadIdx.x; i < rows * count; i += static_cast<i64>(gridDim.x) * threads) {
+    const i64 at = i / count * base + columns[i % count];
+    if constexpr (into_base) to[at] = from[i];
+    else to[i] = from[at];
+  }
+}
+
+template <bool into_base>
+void move(const void* from, void* to, i64 rows, const Columns& c, i64 bytes, cudaStream_t stream) {
+  if (rows == 0 || c.count == 0) return;
+  const auto launch = [&]<class T>(T) { move_columns<T, into_base><<<blocks_for(rows * c.count), threads, 0, stream>>>(static_cast<const T*>(from), static_cast<T*>(to), rows, c.columns, c.count, c.base); };
+  switch (bytes) {
+    case 1: launch(std::uint8_t{}); break;
+    case 2: launch(std::uint16_t{}); break;
+    case 4: launch(std::uint32_t{}); break;
+    case 8: launch(std::uint64_t{}); break;
+    default: throw InputError("CUDA backend", "a view of elements of " + std::to_string(bytes) + " bytes", "views are of 1, 2, 4 or 8");
+  }
+  kernels::check_launch("columns of a view", size(rows * c.count));
+}
+
+template <class From, class To>
+__global__ void __launch_bounds__(threads) combined(const From* from, To* to, i64 n, float scale, bool add) {
+  for (i64 i = static_cast<i64>(blockIdx.x) * threads + threadIdx.x; i < n; i += static_cast<i64>(gridDim.x) * threads) {
+    const float v = scale * widened(from[i]);
+    to[i] = narrowed<To>(add ? widened(to[i]) + v : v);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) normal_numbers(T* to, i64 n, std::uint64_t state, float scale) {
+  for (i64 i = static_cast<i64>(blockIdx.x) * threads + threadIdx.x; i < n; i += static_cast<i64>(gridDim.x) * threads)
+    to[i] = narrowed<T>(static_cast<float>(nearly_normal(state, static_cast<std::uint64_t>(i))) * scale);
+}
+
+/// f(a value of the type).
+template <class F>
+void with_type(DType type, const F& f) {
+  if (type == DType::f32) f(float{});
+  else if (type == DType::bf16) f(bf16{});
+  else if (type == DType::f16) f(f16{});
+  else throw InputError("CUDA backend", "cannot convert " + std::string(name_of(type)), "f32, bf16 and f16 are");
+}
+
+}  // namespace
+
+void gather_columns(const void* base, void* dense, i64 rows, const Columns& columns, i64 bytes, cudaStream_t stream) { move<false>(base, dense, rows, columns, bytes, stream); }
+void scatter_columns(const void* dense, void* base, i64 rows, const Columns& columns, i64 bytes, cudaStream_t stream) { move<true>(dense, base, rows, columns, bytes, stream); }
+
+void fill_normal(void* to, DType type, i64 n, std::uint64_t state, float deviation, cudaStream_t stream) {
+  if (n == 0) return;
+  with_type(type, [&]<class T>(T) { normal_numbers<<<blocks_for(n), threads, 0, stream>>>(static_cast<T*>(to), n, state, deviation / kNearlyNormalDeviation); });
+  kernels::check_launch("random numbers", size(n));
+}
+
+void combine(const void* from, DType from_type, void* to, DType to_type, i64 n, float scale, bool add, cudaStream_t stream) {
+  if (n == 0) return;
+  if (from_type == DType::i32 && to_type == DType::i32 && !add && scale == 1)
+    return kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(4 * n), cudaMemcpyDeviceToDevice, stream), "copy integers");
+  with_type(from_type, [&]<class From>(From) {
+    with_type(to_type, [&]<class To>(To) { combined<<<blocks_for(n), threads, 0, stream>>>(static_cast<const From*>(from), static_cast<To*>(to), n, scale, add); });
+  });
+  kernels::check_launch("element sums", size(n));
+}
+
+}  // namespace moeplan::cuda
