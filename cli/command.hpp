@@ -39,6 +39,8 @@ struct Command {
 [[nodiscard]] Command explain_command(CLI::App& program);
 [[nodiscard]] Command simulate_command(CLI::App& program);
 [[nodiscard]] Command run_command(CLI::App& program);
+[[nodiscard]] Command calibrate_command(CLI::App& program);
+[[nodiscard]] Command compare_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);
 [[nodiscard]] Command validate_command(CLI::App& program);
 

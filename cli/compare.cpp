@@ -1,0 +1,177 @@
+/// moeplan compare PLAN MEASURED: what was predicted beside what was measured, and where the gap comes from.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "cli/command.hpp"
+#include "cli/forecast_text.hpp"
+#include "cli/output_files.hpp"
+#include "cli/simulation.hpp"
+#include "cli/table.hpp"
+#include "core/error.hpp"
+#include "core/json.hpp"
+#include "core/read.hpp"
+#include "sim/engine/trace.hpp"
+#include "sim/memory/memory.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+struct Options {
+  std::string plan, measured, trace;
+};
+
+struct Pair {
+  double predicted = 0, measured = 0;
+  [[nodiscard]] double gap() const { return measured - predicted; }
+};
+
+/// Seconds of each operator on one rank, all micro-batches together; parts stretch with their event.
+std::map<std::string, double> operators(const StepTimeline& t, std::int32_t rank) {
+  std::map<std::string, double> out;
+  for (const TimelineEvent& e : t.events) {
+    if (e.rank != rank || e.detail < 0) continue;
+    const TimelineDetail& d = t.details[static_cast<std::size_t>(e.detail)];
+    const double stretch = d.duration > 0 ? static_cast<double>(e.duration) / static_cast<double>(d.duration) : 1;
+    for (const TimelinePart& p : d.parts) out[t.names[static_cast<std::size_t>(p.name)]] += to_seconds(p.duration).value * stretch;
+  }
+  return out;
+}
+
+/// Indices of a file that was not written here must lie in its tables.
+void check_tables(const StepTimeline& t, const std::string& where) {
+  const auto inside = [&](std::int32_t i, std::size_t size, const char* what) {
+    if (i < -1 || i >= static_cast<std::int32_t>(size)) throw InputError(where + ".timeline", fmt::format("{} {} is outside its table of {}", what, i, size), "the file is damaged: run again");
+  };
+  for (const TimelineEvent& e : t.events) inside(e.detail, t.details.size(), "detail"), inside(e.rank, t.ranks.size(), "rank"), inside(e.name, t.names.size(), "name");
+  for (const TimelineDetail& d : t.details)
+    for (const TimelinePart& p : d.parts) inside(p.name, t.names.size(), "name");
+}
+
+std::string error_text(const Pair& p) { return p.predicted > 0 ? fmt::format("{:+.1f} %", 100 * (p.measured / p.predicted - 1)) : p.measured > 0 ? "not predicted" : ""; }
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+Output run(const Context& context, const Options& options) {
+  const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+  const Json file = load_json(options.measured);
+  if (!file.is_object() || file.value("format", Json()) != "moeplan.measured.v1") throw InputError(options.measured + ".format", "is not \"moeplan.measured.v1\"", "`moeplan run PLAN -o FILE` writes one");
+  OutputFiles files({options.trace});
+
+  Output out;
+  // Step time: undisturbed steps; the first warms up, the last is timed call by call.
+  std::vector<double> seconds;
+  const Json steps = file.value("steps", Json::array());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].is_object() || !steps[i].contains("step_s") || !steps[i]["step_s"].is_number()) throw InputError(fmt::format("{}.steps[{}].step_s", options.measured, i), "is missing or no number", "`moeplan run` writes it");
+    if ((i > 0 && i + 1 < steps.size()) || steps.size() < 3) seconds.push_back(steps[i]["step_s"].get<double>());
+  }
+  if (seconds.empty()) throw InputError(options.measured + ".steps", "has no steps", "run at least one");
+  if (steps.size() < 3) out.notes.push_back("fewer than three steps: the step time includes the first, which warms up");
+  const Forecast forecast = moeplan::forecast(loaded.problem, loaded.plan);
+  const Pair step{forecast.step.value, median(seconds)};
+
+  const Simulation simulation = simulate(loaded, {});
+  StepTimeline predicted = timeline(simulation.job, simulation.played);
+  std::map<std::string, Pair> calls;
+  for (const auto& [name, s] : operators(predicted, 0)) calls[name].predicted = s;
+  std::optional<StepTimeline> measured;
+  if (file.contains("timeline") && !file["timeline"].is_null()) {
+    measured = read<StepTimeline>(Place(file, options.measured).at("timeline"));
+    check_tables(*measured, options.measured);
+    for (const auto& [name, s] : operators(*measured, 0)) calls[name].measured = s;
+  }
+
+  std::map<std::string, Pair> memory;
+  const MemoryBreakdown planned = moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
+  for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
+    if (planned[category].value > 0) memory[std::string(name)].predicted = static_cast<double>(planned[category].value);
+  const Json kept = file.value("memory", Json::object());
+  for (const auto& [name, value] : kept.items())
+    if (value.is_number() && name != "peak_bytes") memory[name].measured = value.get<double>();
+  const Pair peak{static_cast<double>(planned.peak().value), kept.value("peak_bytes", 0.0)};
+
+  std::vector<std::pair<std::string, Pair>> by_gap;
+  for (const auto& each : calls)
+    if (each.second.predicted > 0 || each.second.measured > 0) by_gap.emplace_back(each);   // views take no time
+  std::sort(by_gap.begin(), by_gap.end(), [](const auto& a, const auto& b) { return std::abs(a.second.gap()) > std::abs(b.second.gap()); });
+
+  if (!options.trace.empty()) {   // both as processes of one trace, predicted first
+    StepTimeline both = predicted;
+    both.source = "predicted and measured";
+    if (measured) {
+      const auto ranks = static_cast<std::int32_t>(both.ranks.size()), lanes = static_cast<std::int32_t>(both.lanes.size()), names = static_cast<std::int32_t>(both.names.size()), details = static_cast<std::int32_t>(both.details.size()), called = static_cast<std::int32_t>(both.calls.size());
+      for (TimelineRank r : measured->ranks) r.rank += loaded.plan.parallelism.world(), both.ranks.push_back(r);
+      for (const std::string& lane : measured->lanes) both.lanes.push_back(lane + ", measured");
+      for (const std::string& name : measured->names) both.names.push_back(name);
+      for (TimelineDetail d : measured->details) {
+        for (TimelinePart& p : d.parts) p.name += names;
+        both.details.push_back(std::move(d));
+      }
+      for (const TimelineCall& c : measured->calls) both.calls.push_back(c);
+      for (TimelineEvent e : measured->events) {
+        e.rank += ranks, e.lane += lanes, e.name += names;
+        if (e.detail >= 0) e.detail += details;
+        if (e.call >= 0) e.call += called;
+        both.events.push_back(e);
+      }
+      std::stable_sort(both.events.begin(), both.events.end(), [](const TimelineEvent& a, const TimelineEvent& b) { return std::tie(a.start, a.rank, a.lane) < std::tie(b.start, b.rank, b.lane); });
+      both.flows.clear();   // they point into the order of one timeline
+    }
+    files.write(options.trace, chrome_trace(both));
+    out.notes.push_back(options.trace + ": predicted and measured, one trace");
+  }
+  files.done();
+
+  if (context.json) {
+    const auto json = [](const Pair& p) { return Json{{"predicted", p.predicted}, {"measured", p.measured}, {"error", p.predicted > 0 ? Json(p.measured / p.predicted - 1) : Json(nullptr)}}; };
+    Json all = Json::object(), kinds = Json::object(), largest = Json::array();
+    for (const auto& [name, p] : memory) all[name] = json(p);
+    for (const auto& [name, p] : calls) kinds[name] = json(p);
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) largest.push_back({{"name", by_gap[i].first}, {"seconds", by_gap[i].second.gap()}});
+    out.text = Json{{"step_seconds", json(step)}, {"interval", Json::array({forecast.step_interval.low, forecast.step_interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
+    return out;
+  }
+  out.text = problem_text(loaded.problem);
+  out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({forecast.step_interval.low}), duration({forecast.step_interval.high}), duration({step.measured}), error_text(step));
+  out.text += fmt::format("peak memory: {} predicted, {} measured: {}\n\n", human(Bytes{static_cast<std::int64_t>(peak.predicted)}), human(Bytes{static_cast<std::int64_t>(peak.measured)}), error_text(peak));
+  if (measured) {
+    std::vector<std::vector<std::string>> rows;
+    for (const auto& [name, p] : by_gap) rows.push_back({name, duration({p.predicted}), duration({p.measured}), fmt::format("{}{}", p.gap() < 0 ? "-" : "+", duration({std::abs(p.gap())})), error_text(p)});
+    out.text += heading(context, "operators of a step, largest gap first") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"gap", true}, {"error", true}}, rows) + "\n";
+    std::string three;
+    for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) three += (i ? ", " : "") + fmt::format("{} {}{}", by_gap[i].first, by_gap[i].second.gap() < 0 ? "-" : "+", duration({std::abs(by_gap[i].second.gap())}));
+    out.text += wrapped("most of the gap: " + three, kWidth, 2) + "\n\n";
+  } else {
+    out.notes.push_back(options.measured + " has no timeline: only totals are compared");
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [name, p] : memory) {
+    std::string words = name;
+    std::replace(words.begin(), words.end(), '_', ' ');
+    rows.push_back({name == "allocator_reserve" ? "gaps of the arena" : words, human(Bytes{static_cast<std::int64_t>(p.predicted)}), human(Bytes{static_cast<std::int64_t>(p.measured)}), error_text(p)});
+  }
+  out.text += heading(context, "memory at the peak") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
+  return out;
+}
+
+}  // namespace
+
+Command compare_command(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("compare", "a plan's prediction beside what `run` measured: step time, each operator, memory, and where the gap comes from");
+  app->footer("Example: moeplan run plan.json --steps 5 -o measured.json && moeplan compare plan.json measured.json");
+  const auto o = std::make_shared<Options>();
+  app->add_option("PLAN", o->plan, "the plan file that was run")->required();
+  app->add_option("MEASURED", o->measured, "what `moeplan run PLAN -o` wrote")->required();
+  app->add_option("--trace", o->trace, "write both as one Chrome trace");
+  return {app, [o](const Context& context) { return run(context, *o); }};
+}
+
+}  // namespace moeplan::cli

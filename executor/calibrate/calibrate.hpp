@@ -1,0 +1,37 @@
+#pragma once
+/// This machine, measured: the calls of lowered programs, one by one on a backend.
+
+#include <functional>
+#include <map>
+
+#include "core/spec/profile.hpp"
+#include "executor/backend/backend.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan {
+
+/// The different calls of a program, by calibration key; views, which take no time, left out.
+[[nodiscard]] std::map<std::string, OpCall> calls_of(const Program& program);
+
+struct TimingOptions {
+  std::int64_t least = 5, most = 50;   ///< samples of one call
+  double noise = 0.02;                 ///< enough when the median's standard error is below this share of it
+  Seconds limit{2};                    ///< and in any case after this long on one call, with `least` samples
+};
+
+/// Times one call on operands with made-up values (kernels/example_values.hpp). Caches are as in a step: before each sample a buffer larger
+/// than the last cache is cleared (`flush`, f32), so that weights and kept values come from memory, and then what the calls before would just
+/// have written, inputs or arriving gradients, is written again. Throws InputError where the operands do not fit the device, naming the call.
+[[nodiscard]] ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const TensorView& flush);
+
+struct Calibration {
+  std::vector<ProfileSample> samples;   ///< by key
+  std::vector<std::string> refused;     ///< keys that the backend does not run, or whose operands do not fit, with the reason
+  double median_spread = 0, worst_spread = 0;
+};
+
+/// Times every call that is not among `known`; samples of both are returned. `progress(done, all)` after each.
+[[nodiscard]] Calibration calibrate(Backend& backend, const std::map<std::string, OpCall>& calls, const std::vector<ProfileSample>& known, const TimingOptions& options,
+                                    const std::function<void(std::size_t, std::size_t, const std::vector<ProfileSample>&)>& progress);
+
+}  // namespace moeplan
