@@ -31,20 +31,20 @@ std::optional<LoadDraws> drawn_loads(const Context& context, Problem& problem, c
   return draw_load(problem, plan, draw);
 }
 
-Json load_json_report(const LoadDraws& d, const LoadOptions& options) {
-  return {{"seed", d.seed}, {"draws", d.draws}, {"micro_batches_drawn", d.micro_batches_drawn}, {"placement", options.placement}, {"replicas", options.replicas},
+Json load_json_report(const LoadDraws& d) {
+  return {{"seed", d.seed}, {"draws", d.draws}, {"micro_batches_drawn", d.micro_batches_drawn}, {"placement", name_of(d.served.placement)}, {"replicas", d.served.replicas},
           {"step_seconds_p50", d.step_at(0.5)}, {"step_seconds_p95", d.step_at(0.95)}, {"peak_memory_bytes_p50", static_cast<std::int64_t>(d.peak_at(0.5))},
           {"peak_memory_bytes_p95", static_cast<std::int64_t>(d.peak_at(0.95))}, {"out_of_memory", d.out_of_memory}, {"dropped", d.dropped}, {"busiest_rank", d.busiest},
           {"replica_bytes", d.replicas.value}, {"step_seconds", d.step}, {"peak_memory_bytes", d.peak}};
 }
 
-std::string load_text(const Context& context, const Problem& problem, const LoadDraws& d, const LoadOptions& options) {
+std::string load_text(const Context& context, const Problem& problem, const LoadDraws& d) {
   const auto bytes = [](double b) { return human(Bytes{static_cast<std::int64_t>(b)}); };
-  std::string out = heading(context, fmt::format("expert load {}, {} draws, seed {}; experts {}{}", printable(problem.load.name), d.draws, d.seed, options.placement,
-                                                 options.replicas > 0 ? fmt::format(" with {} more slots a layer", options.replicas) : std::string())) + "\n";
+  std::string out = heading(context, fmt::format("expert load {}, {} draws, seed {}; experts {}{}", printable(problem.load.name), d.draws, d.seed, name_of(d.served.placement),
+                                                 d.served.replicas > 0 ? fmt::format(" with {} more slots a layer", d.served.replicas) : std::string())) + "\n";
   out += fmt::format("  step        P50 {}, P95 {}; the busiest rank has {:.2f} times the mean\n", duration({d.step_at(0.5)}), duration({d.step_at(0.95)}), d.busiest);
   out += fmt::format("  peak memory P50 {}, P95 {} of {}; out of memory in {} of the draws\n", bytes(d.peak_at(0.5)), bytes(d.peak_at(0.95)), human(problem.cluster.device.memory), percent(d.out_of_memory));
-  if (options.capacity_factor) out += fmt::format("  dropped     {} of the routed tokens at capacity factor {}\n", percent(d.dropped), *options.capacity_factor);
+  if (d.served.capacity_factor) out += fmt::format("  dropped     {} of the routed tokens at capacity factor {}\n", percent(d.dropped), *d.served.capacity_factor);
   if (d.micro_batches_drawn > 1) out += fmt::format("  ({} distinct micro-batches a draw, links uncontended)\n", d.micro_batches_drawn);
   return out;
 }

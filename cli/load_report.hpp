@@ -19,7 +19,7 @@ void add_load_options(CLI::App& app, LoadOptions& options);
 /// Nothing where no draws are asked for or the model routes nothing. `problem`'s seed is replaced by the option's.
 [[nodiscard]] std::optional<LoadDraws> drawn_loads(const Context& context, Problem& problem, const Plan& plan, const LoadOptions& options);
 
-[[nodiscard]] Json load_json_report(const LoadDraws& draws, const LoadOptions& options);
-[[nodiscard]] std::string load_text(const Context& context, const Problem& problem, const LoadDraws& draws, const LoadOptions& options);
+[[nodiscard]] Json load_json_report(const LoadDraws& draws);
+[[nodiscard]] std::string load_text(const Context& context, const Problem& problem, const LoadDraws& draws);
 
 }  // namespace moeplan::cli

@@ -87,12 +87,12 @@ Output run(const Context& context, const Options& options) {
   files.done();
   if (context.json) {
     Json report = report_json(s, f, memory);
-    if (draws) report["load"] = load_json_report(*draws, options.load);
+    if (draws) report["load"] = load_json_report(*draws);
     out.text = report.dump(2) + "\n";
     return out;
   }
   out.text = report_text(context, loaded, s, f, t, memory);
-  if (draws) out.text += "\n" + load_text(context, loaded.problem, *draws, options.load);
+  if (draws) out.text += "\n" + load_text(context, loaded.problem, *draws);
   return out;
 }
 

@@ -31,21 +31,23 @@ class Walk {
 
   /// Calls `use(rank, bytes)` with the curve's bytes at each rank's rows.
   template <class Use>
-  void each(std::int32_t slot, std::int32_t micro_batch, Curve curve, const Use& use) const {
+  void each(std::int32_t slot, std::int32_t micro_batch, Curve curve, const Use& use, double least = 0) const {
     const SlotBytes& s = stage_.slots[index(slot)];
     const std::vector<double>& at = s.kind->*curve;
     if (at.empty()) return;
     const double* rows = s.moe < 0 || at.size() == 1 ? nullptr : &rows_.of[index((s.moe * rows_.distinct + micro_batch % rows_.distinct) * rows_.ranks)];
     for (std::size_t r = 0; r < now_.size(); ++r) {
       if (!rows) { use(r, at[0]); continue; }
-      const Between b = between_factors(rows[r], factors_);
+      const Between b = between_factors(std::max(rows[r], least), factors_);
       use(r, std::max(0.0, at[b.low] + b.share * (at[b.low + 1] - at[b.low])));
     }
   }
-  void add(std::int32_t slot, std::int32_t j, Curve curve, double sign) { each(slot, j, curve, [&](std::size_t r, double b) { now_[r] += sign * b; }); }
+  void add(std::int32_t slot, std::int32_t j, Curve curve, double sign, double least = 0) {
+    each(slot, j, curve, [&](std::size_t r, double b) { now_[r] += sign * b; }, least);
+  }
   void add(double bytes) { for (double& n : now_) n += bytes; }
   void consider(std::int32_t slot, std::int32_t j, Curve curve, double more) {
-    each(slot, j, curve, [&](std::size_t r, double b) { peak_[r] = std::max(peak_[r], now_[r] + b + more); });
+    each(slot, j, curve, [&](std::size_t r, double b) { peak_[r] = std::max(peak_[r], now_[r] + b + more); }, rows_.buffer);
   }
 
   void enter(std::int32_t slot, std::int32_t j) {
@@ -87,9 +89,9 @@ class Walk {
       case Phase::forward_backward:
         enter(x.forward_slot, x.forward_micro_batch);
         add(x.slot, x.micro_batch, &KindBytes::kept, -1);
-        add(x.forward_slot, x.forward_micro_batch, &KindBytes::forward, 1);
+        add(x.forward_slot, x.forward_micro_batch, &KindBytes::forward, 1, rows_.buffer);
         consider(x.slot, x.micro_batch, &KindBytes::backward, backward_more(x.slot));
-        add(x.forward_slot, x.forward_micro_batch, &KindBytes::forward, -1);
+        add(x.forward_slot, x.forward_micro_batch, &KindBytes::forward, -1, rows_.buffer);
         after_backward(x.slot, x.micro_batch);
         add(x.forward_slot, x.forward_micro_batch, &KindBytes::kept, 1);
         break;

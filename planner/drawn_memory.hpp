@@ -45,6 +45,7 @@ struct StageBytes {
 struct DrawnRows {
   std::int64_t ranks = 1, layers = 0, distinct = 1;
   std::vector<double> of;         ///< layer x micro-batch x rank; empty: one rank, balanced
+  double buffer = 0;              ///< rows that buffers of a running block hold at least: a capacity whose counts no host knows
 };
 
 /// Bytes of the fullest rank, with what the allocator reserves beyond. Passes side by side count as the sum of the two.

@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "planner/drawn_memory.hpp"
+#include "planner/load_factors.hpp"
 #include "planner/scheduled.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/load/placement.hpp"
@@ -33,7 +34,7 @@ struct KindCurve {
 };
 
 struct Routing {
-  std::int64_t layers = 0, experts = 0, top_k = 1;
+  std::int64_t layers = 0, experts = 0, top_k = 1, groups = 1;
   std::vector<std::int64_t> moe_of;   ///< per decoder layer its place among the MoE layers; -1
 };
 
@@ -42,7 +43,7 @@ Routing routing_of(const ModelSpec& model) {
   for (const LayerSpec& layer : model.layers) {
     bool routed = false;
     for (const Sublayer& s : layer.sublayers)
-      if (const MoeFfn* moe = std::get_if<MoeFfn>(&s.mixer)) routed = true, r.experts = moe->experts, r.top_k = moe->top_k;
+      if (const MoeFfn* moe = std::get_if<MoeFfn>(&s.mixer)) routed = true, r.experts = moe->experts, r.top_k = moe->top_k, r.groups = std::max<std::int64_t>(1, moe->groups);
     r.moe_of.push_back(routed ? r.layers++ : -1);
   }
   return r;
@@ -71,6 +72,10 @@ class Draws {
     flat_ = std::holds_alternative<UniformLoad>(problem.load.distribution);
     const std::int64_t per_micro_batch = options.draws * std::max<std::int64_t>(1, routing_.layers * routing_.experts);
     distinct_ = flat_ ? 1 : std::min(plan.micro_batches, std::max<std::int64_t>(2, kMostVariates / per_micro_batch));
+    served_ = plan.experts;
+    if (options.balanced && served_.placement == ExpertPlacement::contiguous) served_.placement = ExpertPlacement::balanced;
+    served_.replicas += options.extra_slots;
+    if (options.capacity_factor) served_.capacity_factor = options.capacity_factor;
     place();
     lower_stages();
   }
@@ -79,6 +84,7 @@ class Draws {
     LoadDraws out;
     out.seed = problem_.load.seed;
     out.draws = options_.draws;
+    out.served = served_;
     out.micro_batches_drawn = distinct_;
     std::vector<OneDraw> draws(index(options_.draws));
     tbb::parallel_for(std::size_t{0}, draws.size(), [&](std::size_t d) { draws[d] = draw(static_cast<std::uint64_t>(d)); });
@@ -115,12 +121,11 @@ class Draws {
 
   void place() {
     if (routing_.experts == 0) return;
-    if (!options_.balanced && options_.extra_slots > 0)
+    if (served_.placement == ExpertPlacement::contiguous && options_.extra_slots > 0)
       throw InputError("--replicas", fmt::format("{} with experts placed contiguously", options_.extra_slots), "add --placement balanced");
     const LoadModel& planned = options_.placed_on ? *options_.placed_on : problem_.load;
     const auto shares = expert_shares(planned, routing_.layers, routing_.experts);
-    for (const Shares& s : shares)
-      placement_.push_back(options_.balanced ? balanced(s, ranks_, routing_.experts + options_.extra_slots) : contiguous(routing_.experts, ranks_));
+    for (const Shares& s : shares) placement_.push_back(placed(served_, s, routing_.groups, plan_.parallelism, problem_.cluster));
   }
 
   [[nodiscard]] double collective(Collective what, Group group, Bytes payload) const {
@@ -231,14 +236,15 @@ class Draws {
       if (w.split == WeightSplit::expert || w.split == WeightSplit::expert_row) experts.weights.push_back(w);
     const StateBytes s = state_bytes(experts, problem_, plan_);
     const double all = static_cast<double>((s.weights + s.adapters + s.gradients + s.optimizer).value);
-    return all * static_cast<double>(options_.extra_slots) / static_cast<double>(routing_.experts);
+    return all * static_cast<double>(options_.extra_slots) / static_cast<double>(routing_.experts + plan_.experts.replicas);
   }
 
   OneDraw draw(std::uint64_t d) const {
     OneDraw out;
-    DrawnRows rows{.ranks = ranks_, .layers = routing_.layers, .distinct = distinct_, .of = {}};
+    // Without counts on the host a buffer takes every expert's full capacity (planner/load_factors.cpp).
+    DrawnRows rows{.ranks = ranks_, .layers = routing_.layers, .distinct = distinct_, .of = {}, .buffer = std::min(plan_.experts.capacity_factor.value_or(0), static_cast<double>(ranks_))};
     std::vector<double> busiest(index(routing_.layers * distinct_), 1.0);
-    if (ranks_ > 1 || (routing_.experts > 0 && options_.capacity_factor)) {
+    if (ranks_ > 1 || (routing_.experts > 0 && served_.capacity_factor)) {
       rows.of.resize(index(routing_.layers * distinct_ * ranks_));
       const auto population = expert_shares(problem_.load, routing_.layers, routing_.experts, d);
       double sum = 0;
@@ -246,7 +252,7 @@ class Draws {
         for (std::int64_t j = 0; j < distinct_; ++j) {
           const std::uint64_t item = 0x10000u + static_cast<std::uint64_t>(l * distinct_ + j);
           Shares shares = flat_ ? population[index(l)] : realised(population[index(l)], sampling_, seed_of(problem_.load.seed, item, d));
-          if (options_.capacity_factor) out.dropped += cap(shares, population[index(l)], seed_of(problem_.load.seed, item + 0x40000000u, d));
+          if (served_.capacity_factor) out.dropped += cap(shares, population[index(l)], seed_of(problem_.load.seed, item + 0x40000000u, d));
           const auto loads = rank_loads(shares, placement_[index(l)]);
           double most = 0;
           for (std::int64_t r = 0; r < ranks_; ++r) {
@@ -265,13 +271,15 @@ class Draws {
     return out;
   }
 
-  /// Cuts the group's shares at the capacity; returns the share that one source drops of its own batch.
+  /// Takes the group's shares to the capacity (cut, rerouted or padded); returns the share that one source drops of its own batch.
   double cap(Shares& shares, const Shares& population, std::uint64_t seed) const {
     const double copies = static_cast<double>(source_.sequences * source_.sequence_length * source_.top_k);
-    const double most = static_cast<double>(expert_capacity(source_.sequences * source_.sequence_length, source_.top_k, routing_.experts, *options_.capacity_factor)) / copies;
+    const double most = static_cast<double>(expert_capacity(source_.sequences * source_.sequence_length, source_.top_k, routing_.experts, *served_.capacity_factor)) / copies;
+    const bool reroute = served_.overflow == Overflow::reroute;
+    shares = capped(shares, most * static_cast<double>(routing_.experts), reroute, served_.pad);
+    if (reroute) return 0;
     double dropped = 0;
     for (const double s : flat_ ? population : realised(population, source_, seed)) dropped += std::max(0.0, s - most);
-    for (double& s : shares) s = std::min(s, most);
     return dropped;
   }
 
@@ -338,6 +346,7 @@ class Draws {
   Prices prices_;
   Links links_;
   ModelOutline outline_;
+  ExpertExchange served_;
   std::int64_t ranks_ = 1, distinct_ = 1;
   bool flat_ = false;
   Sampling sampling_, source_;

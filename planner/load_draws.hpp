@@ -9,12 +9,13 @@
 
 namespace moeplan {
 
+/// What is tried beyond what the plan says of its experts (capacity, replicas, placement), which the draws follow.
 struct LoadDrawOptions {
   std::int64_t draws = 16;
   bool balanced = false;                    ///< experts placed by EPLB on their planned loads, not contiguously
-  std::int64_t extra_slots = 0;             ///< replicas per layer, over the whole expert group
+  std::int64_t extra_slots = 0;             ///< replicas per layer beyond the plan's, over the whole expert group
   std::optional<LoadModel> placed_on = {};       ///< the load that the placement was made for; none: the load that is served
-  std::optional<double> capacity_factor = {};    ///< Megatron's capacity per source rank; none: dropless
+  std::optional<double> capacity_factor = {};    ///< Megatron's capacity per source rank; none: the plan's, or dropless
 };
 
 struct LoadDraws {
@@ -23,6 +24,7 @@ struct LoadDraws {
   std::vector<double> step;                 ///< seconds, ascending
   std::vector<double> peak;                 ///< bytes of the fullest rank, allocator's reserve included, ascending
   double out_of_memory = 0;                 ///< share of draws whose peak exceeds the device
+  ExpertExchange served;                    ///< what was drawn: the plan's exchange with the options in it
   double dropped = 0;                       ///< share of routed copies beyond the capacity
   double busiest = 1;                       ///< mean over draws, layers and micro-batches of the busiest rank's rows over the mean
   Bytes replicas{};                         ///< of extra slots, per rank of the fullest stage, in `peak`

@@ -2,9 +2,16 @@
 
 #include <algorithm>
 
-#include "sim/load/placement.hpp"
-
 namespace moeplan {
+
+Placement placed(const ExpertExchange& x, const Shares& planned, std::int64_t groups, const Parallelism& p, const ClusterSpec& cluster) {
+  const auto experts = static_cast<std::int64_t>(planned.size());
+  if (x.placement == ExpertPlacement::contiguous) return contiguous(experts, p.ep);
+  // An expert group spans this many nodes; a hierarchical placement keeps each group of experts on one of them.
+  const std::int64_t nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(p.ep) * p.etp / cluster.devices_per_node), kept = groups > 1 ? groups : nodes;
+  const bool hierarchical = x.placement == ExpertPlacement::hierarchical && experts % kept == 0 && p.ep % nodes == 0;
+  return balanced(planned, p.ep, experts + x.replicas, hierarchical ? kept : 1, hierarchical ? nodes : 1);
+}
 
 LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   std::int64_t experts = 0, top_k = 1;
@@ -40,14 +47,6 @@ void LoadFactors::prepare(const Plan& plan) {
   const ExpertExchange& x = plan.experts;
   const int ep = plan.parallelism.ep, etp = plan.parallelism.etp;
   if (plain(x) || experts_ == 0 || (experts_ + x.replicas) % ep != 0 || shaped(plan)) return;
-  // An expert group spans this many nodes; a hierarchical placement keeps each group of experts on one of them.
-  const std::int64_t nodes = std::max<std::int64_t>(1, static_cast<std::int64_t>(ep) * etp / problem_.cluster.devices_per_node);
-  const std::int64_t groups = groups_ > 1 ? groups_ : nodes;
-  const bool hierarchical = x.placement == ExpertPlacement::hierarchical && experts_ % groups == 0 && ep % nodes == 0;
-  const auto placed = [&, x, hierarchical, groups, nodes](const Shares& population) {
-    if (x.placement == ExpertPlacement::contiguous) return contiguous(experts_, ep);
-    return balanced(population, ep, experts_ + x.replicas, hierarchical ? groups : 1, hierarchical ? nodes : 1);
-  };
   double dropped = 0;
   std::int64_t rows = 0;
   const auto loads = [&](const Shares& population, const Shares& served) {
@@ -58,7 +57,7 @@ void LoadFactors::prepare(const Plan& plan) {
       arrives = capped(served, *x.capacity_factor, reroute, x.pad);
     }
     ++rows;
-    return rank_loads(arrives, placed(population));
+    return rank_loads(arrives, placed(x, population, groups_, plan.parallelism, problem_.cluster));
   };
   Shaped out{.exchange = x, .ep = ep, .etp = etp, .table = {}};
   out.table.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, std::vector<std::int64_t>{ep}, sampling_, 16, loads);

@@ -102,6 +102,44 @@ TEST(LoadDraws, ACapacityDropsTokensAndBoundsTheRanks) {
   EXPECT_LT(capped.peak_at(0.95), free.peak_at(0.95));
 }
 
+// What a plan says of its experts is drawn as the same said in options.
+TEST(LoadDraws, FollowThePlansCapacityReplicasAndPlacement) {
+  const Problem p = problem("deepseek-v3-prefill-in1024");
+  const Plan plain = plan_of(p);
+  Plan plan = plain;
+  plan.experts.placement = ExpertPlacement::balanced;
+  const LoadDraws said = draw_load(p, plain, {.draws = 2, .balanced = true}), meant = draw_load(p, plan, {.draws = 2});
+  EXPECT_EQ(meant.step, said.step);
+  EXPECT_EQ(meant.peak, said.peak);
+  plan.experts.replicas = 32;
+  const LoadDraws copies = draw_load(p, plain, {.draws = 2, .balanced = true, .extra_slots = 32}), held = draw_load(p, plan, {.draws = 2});
+  EXPECT_EQ(held.busiest, copies.busiest);
+  EXPECT_EQ(held.served.replicas, 32);
+  EXPECT_NEAR(held.peak_at(0.5), copies.peak_at(0.5), 0.002 * copies.peak_at(0.5));   // lowered with their slots, or added to states
+  plan = plain;
+  plan.experts.capacity_factor = 1.25;
+  const LoadDraws cut = draw_load(p, plan, {.draws = 2});
+  EXPECT_EQ(cut.dropped, draw_load(p, plain, {.draws = 2, .capacity_factor = 1.25}).dropped);
+  EXPECT_LE(cut.busiest, 1.25);
+  plan.experts.overflow = Overflow::reroute;
+  const LoadDraws moved = draw_load(p, plan, {.draws = 2});
+  EXPECT_EQ(moved.dropped, 0);
+  EXPECT_GE(moved.busiest, cut.busiest);
+  plan.experts.pad = true;
+  EXPECT_NEAR(draw_load(p, plan, {.draws = 2}).busiest, 1.25, 0.01);
+}
+
+// No noise, a capacity: receive buffers take it in full, as in the forecast.
+TEST(LoadDraws, UnderForcedBalanceBuffersTakeTheCapacity) {
+  const Problem p = problem("uniform");
+  Plan plan = plan_of(p);
+  plan.experts.capacity_factor = 1.5;
+  const LoadDraws d = draw_load(p, plan, {.draws = 2});
+  const Forecast f = forecast(p, plan);
+  EXPECT_NEAR(d.step_at(0.5), f.step.value, 1e-9 * f.step.value);
+  EXPECT_NEAR(d.peak_at(0.5), static_cast<double>(f.memory.peak().value), 64);
+}
+
 TEST(LoadDraws, SayHowOftenMemoryRunsOut) {
   Problem p = problem("log-normal-v3");
   const Plan plan = plan_of(p);
