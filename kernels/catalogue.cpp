@@ -31,7 +31,7 @@ constexpr std::array rows{
     Row{"activation", "elementwise function: silu, gelu, relu squared, sigmoid", {.reference = true, .cuda = true}},
     Row{"add", "residual sum", {.reference = true, .cuda = true}},
     Row{"mul_gate", "product with a gate, elementwise, head-wise or one column", {.reference = true, .cuda = true}},
-    Row{"attention", "causal softmax attention: GQA, MLA, sliding window, sinks", {.reference = true}},
+    Row{"attention", "causal softmax attention: GQA, MLA, sliding window, sinks", {.reference = true, .cuda = true}},
     Row{"indexer", "lightning indexer: scores of all visible keys and their top-k", {.reference = true}},
     Row{"sparse_attention", "softmax attention over selected keys: latent MLA or gathered", {.reference = true}},
     Row{"compress", "several tokens into one key, gated or mean", {.reference = true}},

@@ -57,6 +57,44 @@ inline std::vector<Op> rope_cases() {
   return out;
 }
 
+/// Every padded head size with lengths around the tiles, groups, windows, sinks, softcaps, packing, keys before the queries, shared keys.
+inline std::vector<Op> attention_cases() {
+  using op::Attention;
+  constexpr auto full = Training::full;
+  std::vector<Op> out;
+  for (const std::int64_t length : {1, 63, 64, 65, 127, 128, 129, 191, 192, 193, 256, 257}) {
+    out.emplace_back(Attention{.tokens = length, .sequence_length = length, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128});
+    out.emplace_back(Attention{.tokens = length, .sequence_length = length, .heads = 2, .kv_heads = 2, .d_qk = 192, .d_v = 128, .shared_key = 64});
+  }
+  for (const Attention& each : {
+           Attention{.tokens = 200, .sequence_length = 200, .heads = 4, .kv_heads = 2, .d_qk = 64, .d_v = 64},
+           Attention{.tokens = 150, .sequence_length = 150, .heads = 2, .kv_heads = 1, .d_qk = 256, .d_v = 256},
+           Attention{.tokens = 150, .sequence_length = 75, .heads = 4, .kv_heads = 1, .d_qk = 64, .d_v = 64, .window = 40, .sinks = true, .training = full},
+           Attention{.tokens = 390, .sequence_length = 390, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128, .window = 100, .sinks = true, .training = full},
+           Attention{.tokens = 300, .sequence_length = 300, .heads = 2, .kv_heads = 2, .d_qk = 192, .d_v = 128, .window = 70, .shared_key = 64},
+           Attention{.tokens = 300, .sequence_length = 100, .heads = 3, .kv_heads = 3, .d_qk = 128, .d_v = 128, .packed_sequences = 3},
+           Attention{.tokens = 470, .sequence_length = 67, .heads = 4, .kv_heads = 2, .d_qk = 128, .d_v = 128, .sinks = true, .packed_sequences = 7, .training = full},
+           Attention{.tokens = 331, .sequence_length = 66, .heads = 3, .kv_heads = 3, .d_qk = 192, .d_v = 128, .shared_key = 64, .packed_sequences = 5},
+           Attention{.tokens = 257, .sequence_length = 257, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128, .causal = false},
+           Attention{.tokens = 257, .sequence_length = 130, .heads = 2, .kv_heads = 2, .d_qk = 192, .d_v = 128, .causal = false},
+           Attention{.tokens = 190, .sequence_length = 190, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128, .window = 30, .causal = false},
+           Attention{.tokens = 70, .sequence_length = 200, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128, .kv_tokens = 200},
+           Attention{.tokens = 100, .sequence_length = 150, .heads = 2, .kv_heads = 2, .d_qk = 128, .d_v = 128, .kv_tokens = 300},
+           Attention{.tokens = 140, .sequence_length = 401, .heads = 2, .kv_heads = 2, .d_qk = 192, .d_v = 128, .window = 90, .shared_key = 64, .kv_tokens = 401},
+           Attention{.tokens = 33, .sequence_length = 90, .heads = 4, .kv_heads = 2, .d_qk = 64, .d_v = 64, .kv_tokens = 90, .causal = false},
+           Attention{.tokens = 150, .sequence_length = 150, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128, .softcap = 2},
+           Attention{.tokens = 90, .sequence_length = 90, .heads = 2, .kv_heads = 2, .d_qk = 256, .d_v = 256, .window = 50, .softcap = 30},
+           Attention{.tokens = 200, .sequence_length = 200, .heads = 2, .kv_heads = 2, .d_qk = 128, .d_v = 128, .scale = 0.5},
+           Attention{.tokens = 100, .sequence_length = 100, .heads = 2, .kv_heads = 1, .d_qk = 120, .d_v = 72},
+           Attention{.tokens = 77, .sequence_length = 40, .heads = 3, .kv_heads = 1, .d_qk = 21, .d_v = 43, .shared_key = 5},
+           Attention{.tokens = 70, .sequence_length = 70, .heads = 1, .kv_heads = 1, .d_qk = 200, .d_v = 64},
+           Attention{.tokens = 70, .sequence_length = 1, .heads = 2, .kv_heads = 1, .d_qk = 128, .d_v = 128},
+           Attention{.tokens = 140, .sequence_length = 70, .heads = 128, .kv_heads = 1, .d_qk = 16, .d_v = 16},
+           Attention{.tokens = 6000, .sequence_length = 1, .heads = 32, .kv_heads = 8, .d_qk = 16, .d_v = 16, .packed_sequences = 5000}})
+    out.emplace_back(each);
+  return out;
+}
+
 inline std::vector<Op> state_cases() {
   using namespace op;
   constexpr auto full = Training::full;

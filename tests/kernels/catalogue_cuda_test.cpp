@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/quantise/rounding.hpp"
+#include "tests/kernels/attention_near.hpp"
 #include "tests/kernels/call_data.hpp"
 #include "tests/kernels/catalogue_cuda_cases.hpp"
 #include "tests/kernels/catalogue_cuda_routing.hpp"
@@ -29,7 +30,8 @@ std::vector<Op> cuda_cases() {
     for (const Op& op : more)
       if (cuda::refusal(op).empty()) out.push_back(op);
   };
-  add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases()), add(test::product_cases()), add(test::expert_cases());
+  add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases()), add(test::product_cases()), add(test::expert_cases()),
+      add(test::attention_cases());
   return out;
 }
 
@@ -105,6 +107,10 @@ void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vect
   if (std::holds_alternative<op::Kda>(op)) {   // chunks whose factors are bf16, as in kda/cuda_test.cpp: judged by the norm, with its limits
     const double limit = o.name == "a_log" ? 5e-2 : o.name == "dt_bias" ? 2e-2 : 1e-2;
     EXPECT_LE(test::relative_norm(values, want, elements(o)), limit) << what << o.name;
+    return;
+  }
+  if (const auto* attention = std::get_if<op::Attention>(&op); attention != nullptr && o.dtype == DType::bf16) {
+    test::expect_attention_near(*attention, o, values, want, what);
     return;
   }
   if (through_low_rank(op)) {   // two roundings of 1.6e-3, and the result's
