@@ -26,35 +26,30 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
   f.assign(stages.size(), Four{});
   b.assign(stages.size(), Four{});
   // Warm-up: forward passes only; stage s starts at number s - (p - 1) with micro-batch 0.
-  for (std::int64_t a = 1 - p; a <= 0; ++a) {
-    const std::int64_t reached = a + p - 1;
-    for (std::int64_t s = reached; s >= 0; --s) {
-      const StageSeconds& stage = stages[at(s)];
-      if (s == reached) f[at(s)] = (s > 0 ? f[at(s - 1)] + exchange : Four{}) + stage.forward;
-      else f[at(s)] = max(f[at(s)], s > 0 ? f[at(s - 1)] + exchange : Four{}) + stage.forward_again;
-    }
+  for (std::int64_t reached = 0; reached < p; ++reached) {
+    const auto last = at(reached);
+    f[last] = (reached > 0 ? f[last - 1] + exchange : Four{}) + stages[last].forward;
+    for (std::size_t s = last; s-- > 1;) f[s] = max(f[s], f[s - 1] + exchange) + stages[s].forward_again;
+    if (reached > 0) f[0] += stages[0].forward_again;
   }
-  // Backward passes of number a: after this stage's forward pass of the number, and the next stage's backward pass.
-  const auto back = [&](std::int64_t first) {   // stages before `first` have no forward pass left: they follow their own backward pass
-    for (std::int64_t s = p; s-- > 0;) {
-      const StageSeconds& stage = stages[at(s)];
-      Four start = s >= first ? f[at(s)] : b[at(s)];
-      if (s + 1 < p) start = max(start, b[at(s + 1)] + exchange);
-      b[at(s)] = start + (s >= first ? stage.backward : stage.backward_again);
+  // Backward passes of number a, after this stage's forward pass of the number and the next stage's backward pass; then its forward passes
+  // of number a + 1, after this backward pass and the earlier stage's forward pass of number a. Stages before `first` have no forward
+  // pass left: their backward passes follow each other.
+  const auto number = [&](std::size_t first, bool forth) {
+    const auto n = static_cast<std::size_t>(p);
+    Four behind{};   // backward pass of the stage behind
+    for (std::size_t s = n; s-- > first;) {
+      const StageSeconds& stage = stages[s];
+      behind = (s + 1 < n ? max(f[s], behind + exchange) : f[s]) + stage.backward;
+      b[s] = behind;
+      if (forth) f[s] = (s > 0 ? max(behind, f[s - 1] + exchange) : behind) + stage.forward;
     }
-  };
-  const auto forth = [&](std::int64_t first) {
-    for (std::int64_t s = p; s-- > first;) {
-      Four start = b[at(s)];
-      if (s > 0) start = max(start, f[at(s - 1)] + exchange);
-      f[at(s)] = start + stages[at(s)].forward;
-    }
+    for (std::size_t s = first; s-- > 0;) b[s] = behind = max(b[s], behind + exchange) + stages[s].backward_again;
   };
   std::int64_t a = 0, marked = 0, next_mark = 1;
   room.mark = f;
   for (; a < m - p; ++a) {
-    back(0);
-    forth(0);
+    number(0, true);
     const std::int64_t period = a + 1 - marked;
     if (m - p - (a + 1) >= period && moved_alike(f, room.mark)) {
       const std::int64_t periods = (m - p - (a + 1)) / period;
@@ -69,10 +64,13 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
       next_mark = 2 * (a + 1);
     }
   }
-  // Cool-down: stage by stage the forward passes end; the backward passes that are left follow each other.
+  // Cool-down: stage by stage the forward passes end.
   for (; a < m; ++a) {
-    back(a - (m - p));
-    if (a + 1 < m) forth(a + 1 - (m - p));
+    const std::size_t first = at(a - (m - p));
+    if (a + 1 == m) { number(first, false); break; }
+    const Four ends = f[first];   // this stage's last forward pass is behind it
+    number(first, true);
+    f[first] = ends;
   }
   return b.front();
 }
