@@ -268,7 +268,39 @@ Four GroupScorer::after_passes(const Choice& c) const {
 Four GroupScorer::step(const Choice& c) {
   prepare_times(c.stages);
   const ShardStages& s = table_.stages[c.stages];
-  const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
+  const bool same = c.reshard || s.pp == 1;
+  classes_.resize(s.split.classes.size());
+  if (const std::array here{c.stages, c.dense, c.expert}; known_of_ != here) {
+    known_of_ = here;
+    if (known_.size() < classes_.size()) known_.resize(classes_.size());
+    for (std::size_t i = 0; i < classes_.size(); ++i) known_[i].clear();
+    set_slots(c);
+  }
+  for (std::size_t i = 0; i < classes_.size(); ++i) {
+    const std::vector<SlotRun>& runs = s.split.classes[i];
+    const bool last = i == s.split.stages.back().runs;
+    StageSeconds& t = classes_[i];
+    t.forward = pass(runs, i, false, {.prefetch = c.prefetch});
+    t.backward = pass(runs, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
+    t.forward_again = same ? t.forward : pass(runs, i, false, {.gathers = false, .prefetch = c.prefetch});
+    t.backward_again = same ? t.backward : pass(runs, i, true, {.prefetch = c.prefetch});
+  }
+  stages_.resize(s.split.stages.size());
+  for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
+  return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
+}
+
+Four GroupScorer::pass(const std::vector<SlotRun>& runs, std::size_t of_class, bool backward, PassOptions o) {
+  if (!o.gathers) o.first_is_there = false, o.prefetch = 0;
+  for (const KnownPass& k : known_[of_class])
+    if (k.backward == backward && k.gathers == o.gathers && k.first_is_there == o.first_is_there && k.prefetch == o.prefetch) return k.seconds;
+  const Four seconds = backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
+  known_[of_class].push_back({backward, o.gathers, o.first_is_there, o.prefetch, seconds});
+  return seconds;
+}
+
+void GroupScorer::set_slots(const Choice& c) {
+  const ShardEntry &dense = table_.stages[c.stages].dense[c.dense], &expert = table_.stages[c.stages].expert[c.expert];
   for (std::size_t k = 0; k < kinds_.size(); ++k)
     slots_[k] = {kinds_[k].forward, kinds_[k].backward, dense.gather[k] + expert.gather[k], dense.reduce[k] + expert.reduce[k]};
   if (offloads_weights(block_.offload))
@@ -277,20 +309,6 @@ Four GroupScorer::step(const Choice& c) {
         const Estimate e = shared_.links.price(CommCall{.collective = Collective::from_host, .group = Group::world, .payload = {fetched}}, {}, 1.0);
         slots_[k].gather += Four{{e.median.value, e.median.value, e.low.value, e.high.value}};
       }
-  const bool same = c.reshard || s.pp == 1;
-  classes_.resize(s.split.classes.size());
-  for (std::size_t i = 0; i < classes_.size(); ++i) {
-    const std::vector<SlotRun>& runs = s.split.classes[i];
-    const bool last = i == s.split.stages.back().runs;
-    StageSeconds& t = classes_[i];
-    t.forward = forward_seconds(runs, slots_, {.prefetch = c.prefetch});
-    t.backward = backward_seconds(runs, slots_, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
-    t.forward_again = same ? t.forward : forward_seconds(runs, slots_, {.gathers = false, .prefetch = c.prefetch});
-    t.backward_again = same ? t.backward : backward_seconds(runs, slots_, {.prefetch = c.prefetch});
-  }
-  stages_.resize(s.split.stages.size());
-  for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
-  return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
 }
 
 Four GroupScorer::step(const Choice& c, const Plan& given) {

@@ -6,6 +6,7 @@
 ///
 /// Covers 1F1B with whole stages.
 
+#include <array>
 #include <optional>
 
 #include "planner/pipeline_step.hpp"
@@ -84,6 +85,8 @@ class GroupScorer {
   [[nodiscard]] std::int64_t stage_states(const Choice& c, std::size_t stage) const;
   [[nodiscard]] std::int64_t with_reserve(const Choice& c, std::int64_t allocated) const;
   [[nodiscard]] Four after_passes(const Choice& c) const;
+  void set_slots(const Choice& c);
+  [[nodiscard]] Four pass(const std::vector<SlotRun>& runs, std::size_t of_class, bool backward, PassOptions options);
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;
@@ -97,6 +100,14 @@ class GroupScorer {
   std::vector<std::int64_t> micro_batches_;
   std::vector<SlotSeconds> slots_;
   std::vector<StageSeconds> classes_, stages_;
+  /// Passes of a class under the layout looked at last: how gathered weights are treated leaves most of them as they are.
+  struct KnownPass {
+    bool backward = false, gathers = false, first_is_there = false;
+    std::int64_t prefetch = 0;
+    Four seconds;
+  };
+  std::vector<std::vector<KnownPass>> known_;   ///< per class
+  std::optional<std::array<std::size_t, 3>> known_of_;   ///< stages, dense, expert
   PipelineRoom room_;
 };
 

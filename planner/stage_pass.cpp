@@ -11,13 +11,13 @@ struct Clock {
   Four x, d;
 };
 
-void idle_lane(Clock& at, const Four& compute, const Four& reduce) {
+[[gnu::always_inline]] inline void idle_lane(Clock& at, const Four& compute, const Four& reduce) {
   at.x += compute;
   at.d = max(at.d - compute, Four{}) + reduce;
 }
 
 /// `n` slots in a row during which nothing is gathered.
-void idle_lane(Clock& at, const Four& compute, const Four& reduce, double n) {
+[[gnu::always_inline]] inline void idle_lane(Clock& at, const Four& compute, const Four& reduce, double n) {
   if (n <= 0) return;
   idle_lane(at, compute, reduce);
   const Four grows = (reduce - compute) * (n - 1);
@@ -26,13 +26,13 @@ void idle_lane(Clock& at, const Four& compute, const Four& reduce, double n) {
 }
 
 /// One slot beside a gather on the second lane.
-void beside(Clock& at, const Four& compute, const Four& gather, const Four& reduce) {
+[[gnu::always_inline]] inline void beside(Clock& at, const Four& compute, const Four& gather, const Four& reduce) {
   at.x += max(compute, at.d + gather);
   at.d = reduce;
 }
 
 /// One slot that waits for its own gather.
-void after(Clock& at, const Four& compute, const Four& gather, const Four& reduce) {
+[[gnu::always_inline]] inline void after(Clock& at, const Four& compute, const Four& gather, const Four& reduce) {
   at.x += at.d + gather + compute;
   at.d = reduce;
 }
