@@ -74,6 +74,7 @@ struct Evaluator::Group::State {
   const std::vector<Block>& weights;            ///< per kind
   std::vector<std::shared_ptr<PricedKind>> kinds;     ///< lowered and priced on first use
   std::map<ShardKey, Sharded> sharded_;
+  std::shared_ptr<ScheduledKinds> scheduled;    ///< what schedules other than 1F1B have lowered
 
   State(const Shared& s, const Plan& p)
       : shared(s), plan(p), load(s.load.stage(p, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
@@ -184,7 +185,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   if (plan.schedule != Schedule::one_forward_one_backward) {
     Forecast out = forecast(plain(plan));
     const Shared& shared = state_->shared;
-    apply_schedule({shared.problem, shared.outline, shared.prices, shared.links, shared.load}, plan, out);
+    apply_schedule({shared.problem, shared.outline, shared.prices, shared.links, shared.load}, plan, out, state_->scheduled);
     finish(out, plan, shared.problem);
     return out;
   }

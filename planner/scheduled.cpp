@@ -70,11 +70,22 @@ struct LoweredKind {
   BlockMemory memory50, memory95;
   Block buffers50, buffers95;          ///< of the memory
   std::array<Bytes, kMemoryCategories> kept{}, put_off{};   ///< at the balanced load
+  BlockTime took50, took95;
 };
+
+}  // namespace
+
+struct ScheduledKinds {
+  bool split = false;                                            ///< backward passes are split
+  std::map<std::string, std::unique_ptr<LoweredKind>> by_name;
+  std::vector<const LoweredKind*> by_slot;                       ///< of the model: embedding, layers, head
+};
+
+namespace {
 
 class Scheduled {
  public:
-  Scheduled(const ScheduledContext& c, const Plan& plan) : c_(c), plan_(plan), band_(c.load.stage(plan, 0, layers())) {
+  Scheduled(const ScheduledContext& c, const Plan& plan, ScheduledKinds& kinds) : c_(c), plan_(plan), kinds_(kinds), band_(c.load.stage(plan, 0, layers())) {
     price50_ = [this](const BlockNode& n) { return price(n, band_.p50.step); };
     price95_ = [this](const BlockNode& n) { return price(n, band_.p95.step); };
   }
@@ -138,10 +149,16 @@ class Scheduled {
   }
 
   const LoweredKind& kind(std::int32_t layer) {
+    const LoweredKind*& known = kinds_.by_slot[index(layer + 1)];
+    if (!known) known = &named_kind(layer);
+    return *known;
+  }
+
+  const LoweredKind& named_kind(std::int32_t layer) {
     bool before = false;
     for (std::int32_t l = -1; l < layer; ++l) before = before || c_.outline.trained[index(l + 1)];
     const std::string name = (layer < 0 ? "embedding" : layer == layers() ? "head" : c_.outline.kinds[index(layer)]) + (before ? "" : " (first trained)");
-    std::unique_ptr<LoweredKind>& k = kinds_[name];
+    std::unique_ptr<LoweredKind>& k = kinds_.by_name[name];
     if (k) return *k;
     k = std::make_unique<LoweredKind>();
     const auto lowered = [&](double scale) { return lower_slot(c_.problem, plan_, c_.outline, layer, scale); };
@@ -154,7 +171,31 @@ class Scheduled {
     const BlockMemory balanced = block_memory(lowered(1.0));
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
+    k->took50 = block_time(k->time50, price50_);
+    k->took95 = block_time(k->time95, price95_);
     return *k;
+  }
+
+  /// What data sharding makes of a kind under this plan.
+  struct Sharding {
+    SlotSharding cut;
+    StateBytes state;
+    double gather = 0, reduce = 0;
+  };
+  const Sharding& sharding(const LoweredKind& k) {
+    const auto [it, fresh] = sharding_.try_emplace(&k);
+    Sharding& s = it->second;
+    if (!fresh) return s;
+    const Parallelism& par = plan_.parallelism;
+    const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
+    s.cut = slot_sharding(k.time50, c_.problem, plan_);
+    s.state = state_bytes(k.time50, c_.problem, plan_);
+    s.gather = copied(s.cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, s.cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, s.cut.expert_gather);
+    s.reduce = collective(Collective::all_reduce, Group::tensor, s.cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, s.cut.dense_reduce) +
+               collective(Collective::all_reduce, Group::data_replicate, share(s.cut.dense_reduce, par.dp_shard * par.cp)) +
+               collective(Collective::reduce_scatter, Group::expert_data_shard, s.cut.expert_reduce) +
+               collective(Collective::all_reduce, Group::expert_data_replicate, share(s.cut.expert_reduce, par.expert_shard));
+    return s;
   }
 
   /// What is kept grows linearly with the rows of the hottest rank.
@@ -193,18 +234,10 @@ class Scheduled {
 
   void add_slot(Stage& s, std::int32_t layer, int chunk, const FactorBand& load) {
     const LoweredKind& k = kind(layer);
-    const SlotSharding cut = slot_sharding(k.time50, c_.problem, plan_);
-    const StateBytes state = state_bytes(k.time50, c_.problem, plan_);
-    const Parallelism& par = plan_.parallelism;
-    const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
-    const double gather = copied(cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather);
-    const double reduce = collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
-                          collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
-                          collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
-                          collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
+    const auto& [cut, state, gather, reduce] = sharding(k);
     s.kinds.push_back(&k);
-    s.time50.push_back({&k.time50, block_time(k.time50, price50_), gather, reduce});
-    s.time95.push_back({&k.time95, block_time(k.time95, price95_), gather, reduce});
+    s.time50.push_back({&k.time50, k.took50, gather, reduce});
+    s.time95.push_back({&k.time95, k.took95, gather, reduce});
     s.issue.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.reduces(), .backward = !k.time50.backward.empty(),
                        .weight_backward = !k.time50.weight_backward.empty()});
     SlotMemory m50 = with_passes(slot_memory(k.time50, cut), k.memory50), m95 = with_passes(slot_memory(k.time95, cut), k.memory95);
@@ -261,9 +294,10 @@ class Scheduled {
 
   const ScheduledContext& c_;
   const Plan& plan_;
+  ScheduledKinds& kinds_;
   FactorBand band_;
   PriceCall price50_, price95_;
-  std::map<std::string, std::unique_ptr<LoweredKind>> kinds_;
+  std::map<const LoweredKind*, Sharding> sharding_;
   PairMemory pairs_;
 };
 
@@ -343,6 +377,13 @@ double turns_seconds(const std::vector<std::vector<Turn>>& stages, int chunks, d
   return *std::max_element(now.begin(), now.end());
 }
 
-void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out) { Scheduled(context, plan).apply(out); }
+void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out, std::shared_ptr<ScheduledKinds>& kinds) {
+  if (!kinds || kinds->split != splits_backward(plan)) {
+    kinds = std::make_shared<ScheduledKinds>();
+    kinds->split = splits_backward(plan);
+    kinds->by_slot.resize(context.outline.kinds.size() + 2);
+  }
+  Scheduled(context, plan, *kinds).apply(out);
+}
 
 }  // namespace moeplan

@@ -3,6 +3,8 @@
 /// and the data lane, then the turns of all stages are played against each other's messages. Peak memory by walking the issued
 /// instances. `pipeline_seconds` and `stage_memory` are the same for 1F1B without the walk; a test holds them equal.
 
+#include <memory>
+
 #include "core/spec/forecast.hpp"
 #include "planner/load_factors.hpp"
 #include "sim/cost/block_time.hpp"
@@ -39,7 +41,11 @@ struct ScheduledContext {
   const LoadFactors& load;
 };
 
-/// Replaces what depends on the schedule in `out`, the forecast of the same plan under 1F1B: step, memory, time by category.
-void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out);
+/// Layer kinds as schedules other than 1F1B see them, lowered and priced.
+struct ScheduledKinds;
+
+/// Replaces what depends on the schedule in `out`, the forecast of the same plan under 1F1B: step, memory, time by category. `kinds` is
+/// filled on first use and serves plans that share block degrees, micro-batch, recompute, storage and expert exchange.
+void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out, std::shared_ptr<ScheduledKinds>& kinds);
 
 }  // namespace moeplan
