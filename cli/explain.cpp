@@ -38,16 +38,19 @@ Pins pinned_to(const Plan& plan) {
   return pins;
 }
 
-/// The best plan with all pins but those that `loosen` frees, if it differs from `plan` and fits.
-std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, int threads, const std::function<void(Pins&)>& loosen) {
+bool another_plan(const Plan& a, const Plan& b) { return a != b; }
+bool other_cuts(const Plan& a, const Plan& b) { return a.parallelism.tp != b.parallelism.tp || a.parallelism.cp != b.parallelism.cp; }
+
+/// The best plan with all pins but those that `loosen` frees, if one fits that differs from `plan` as `differs` says.
+std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, int threads, const std::function<void(Pins&)>& loosen, bool (*differs)(const Plan&, const Plan&)) {
   SearchOptions options;
   options.pins = pinned_to(plan);
-  options.top = 2;
+  options.top = differs == another_plan ? 2 : 32;   // layouts of the plan's own cuts may fill the first places
   options.threads = threads;
   loosen(options.pins);
   try {
     for (RankedPlan& each : moeplan::plan(problem, options).plans)
-      if (each.plan != plan) return std::move(each);
+      if (differs(each.plan, plan)) return std::move(each);
   } catch (const InputError&) {
     // No other layout passes the rules: there is no such neighbour.
   }
@@ -56,8 +59,8 @@ std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, in
 
 std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int threads) {
   std::vector<Neighbour> out;
-  const auto try_one = [&](const std::function<void(Pins&)>& loosen, const std::function<std::string(const Plan&)>& change) {
-    if (auto found = best_with(problem, plan, threads, loosen)) out.push_back({change(found->plan), found->forecast});
+  const auto try_one = [&](const std::function<void(Pins&)>& loosen, const std::function<std::string(const Plan&)>& change, bool (*differs)(const Plan&, const Plan&) = another_plan) {
+    if (auto found = best_with(problem, plan, threads, loosen, differs)) out.push_back({change(found->plan), found->forecast});
   };
   try_one([](Pins& p) { p.micro_batch.reset(); }, [](const Plan& p) { return fmt::format("micro-batch {}", p.micro_batch); });
   try_one([](Pins& p) { p.recompute.reset(); }, [](const Plan& p) { return fmt::format("recompute {}", name_of(p.recompute)); });
@@ -67,7 +70,7 @@ std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int 
   try_one([](Pins& p) { p.ep.reset(), p.expert_shard.reset(); },
           [](const Plan& p) { return fmt::format("expert parallel {}, experts sharded over {}", p.parallelism.ep, p.parallelism.expert_shard); });
   try_one([](Pins& p) { p.tp.reset(), p.cp.reset(), p.dp_shard.reset(), p.dp_replicate.reset(), p.context_exchange.reset(), p.state_passing.reset(); },
-          [](const Plan& p) { return "tensor and context ranks " + layout_text(p.parallelism); });
+          [](const Plan& p) { return fmt::format("tensor ranks {}, context ranks {}", p.parallelism.tp, p.parallelism.cp); }, other_cuts);
   try_one([](Pins& p) { p.pp.reset(), p.stage_layers.clear(), p.dp_shard.reset(), p.dp_replicate.reset(), p.expert_shard.reset(); },
           [](const Plan& p) { return "layout " + layout_text(p.parallelism); });
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.forecast.tokens_per_second > b.forecast.tokens_per_second; });
