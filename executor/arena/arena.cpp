@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "executor/backend/convert.hpp"
 
 namespace moeplan {
 namespace {
@@ -15,20 +16,47 @@ constexpr std::int64_t kAlignment = 64;
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-/// Walks the instances of the first micro-batch and notes who lives when.
+/// Walks the instances and notes who lives when.
 class Layout {
  public:
-  Layout(const Program& program, const Problem& problem, const HeldBytes& held) : p_(program), problem_(problem), held_(held) { plan_.slots.resize(program.slots.size()); }
+  Layout(const Program& program, const Problem& problem, const HeldType& held, const Parallelism& parallelism)
+      : p_(program), problem_(problem), held_(held), parallelism_(parallelism), chunk_(program.chunks.front()) {
+    std::int32_t micro_batches = 1;
+    if (parallelism.pp > 1)
+      for (const Instance& i : program.instances) micro_batches = std::max(micro_batches, i.micro_batch + 1);
+    plan_.lanes.resize(index(micro_batches));
+    for (LanePlacement& lane : plan_.lanes) lane.slots.resize(program.slots.size());
+    open_.resize(index(micro_batches));
+  }
 
   ArenaPlan run() {
-    for (const Instance& i : p_.instances) {
-      if (i.micro_batch > 0 || i.slot < 0) continue;
+    for (std::size_t at = 0; at < p_.instances.size(); ++at) {
+      const Instance& i = p_.instances[at];
+      plan_.gathered.push_back(-1);
+      if (i.phase == Phase::gather && i.micro_batch >= static_cast<std::int32_t>(open_.size()))
+        plan_.gathered.back() = again(i);
+      if (i.micro_batch < 0 || i.micro_batch >= static_cast<std::int32_t>(open_.size())) continue;
       switch (i.phase) {
-        case Phase::gather: gather(i.slot); break;
-        case Phase::release: release(i.slot); break;
-        case Phase::forward: forward(i.slot); break;
-        case Phase::backward: backward(i.slot); break;
-        default: break;
+        case Phase::gather:
+          plan_.gathered.back() = gather(i);
+          break;
+        case Phase::release:
+          release(i.slot);
+          break;
+        case Phase::forward:
+          forward(i.slot, i.micro_batch);
+          break;
+        case Phase::backward:
+          backward(i.slot, i.micro_batch);
+          break;
+        case Phase::weight_backward:
+          weight_backward(i.slot, i.micro_batch);
+          break;
+        case Phase::send_receive:
+          i.sent.value > 0 ? send(i) : receive(i);
+          break;
+        default:
+          break;
       }
     }
     find_peak();
@@ -37,6 +65,13 @@ class Layout {
   }
 
  private:
+  /// A micro-batch between its first and its last slot.
+  struct Open {
+    std::int32_t stream = -1, gradient = -1, indices = -1;
+    std::vector<std::int32_t> stored;
+    std::map<std::int32_t, std::int32_t> waiting;  ///< carried value's buffer -> buffer of its gradient so far
+  };
+
   std::int32_t add(std::string name, Bytes bytes, MemoryCategory category) {
     plan_.buffers.push_back({std::move(name), bytes, category, now_, now_, 0});
     return static_cast<std::int32_t>(plan_.buffers.size() - 1);
@@ -45,27 +80,28 @@ class Layout {
     if (buffer >= 0) plan_.buffers[index(buffer)].last = std::max(plan_.buffers[index(buffer)].last, now_);
   }
   const Block& block(std::int32_t slot) const { return p_.blocks[index(p_.slots[index(slot)].block)]; }
+  Bytes bytes_of(const Value& v) const { return {plain_bytes(held_(v.dtype)) * v.shape.elements()}; }
 
   std::int32_t value_buffer(const Block& b, std::int32_t slot, ValueId v) {
     const ValueId root = b.alias[index(v)];
     const Value& value = b.values[index(root)];
-    return add(fmt::format("slot {}: {}", slot, value.name), held_(value.dtype, value.shape), b.category[index(root)]);
+    return add(fmt::format("slot {}: {}", slot, value.name), bytes_of(value), b.category[index(root)]);
   }
 
-  void gather(std::int32_t slot) {
-    const Block& b = block(slot);
-    Bytes bytes{};
-    for (const Weight& w : b.weights)
-      if (w.trained && held_(DType::bf16, w.shape) != held_(DType::f32, w.shape)) bytes += held_(w.dtype, w.shape);
-    SlotPlacement& place = plan_.slots[index(slot)];
-    const std::int32_t id = add(fmt::format("slot {}: cast weights", slot), bytes, MemoryCategory::gathered_weights);
-    (forward_done_.count(slot) ? place.gathered_backward : place.gathered) = id;
-    gathered_[slot] = id;
+  std::int32_t gather(const Instance& i) {
+    const std::int32_t id =
+        add(fmt::format("slot {}: gathered weights", i.slot), gather_layout(block(i.slot), parallelism_, held_).bytes,
+            MemoryCategory::gathered_weights);
+    gathered_[i.slot] = id;
+    gathers_[{i.slot, i.micro_batch}].push_back(id);
     ++now_;
+    return id;
   }
+  /// The buffer that the same gather of the first micro-batch has.
+  std::int32_t again(const Instance& i) { return gathers_.at({i.slot, 0}).at(repeated_[{i.slot, i.micro_batch}]++); }
   void release(std::int32_t slot) {
     if (const auto it = gathered_.find(slot); it != gathered_.end()) {
-      plan_.buffers[index(it->second)].last = now_ - 1;
+      plan_.buffers[index(it->second)].last = std::max(plan_.buffers[index(it->second)].last, now_ - 1);
       gathered_.erase(it);
     }
   }
@@ -73,85 +109,167 @@ class Layout {
     for (const auto& [slot, id] : gathered_) touch(id);
   }
 
+  /// Sends are under way until the next message or call.
+  void hold_sends(bool end) {
+    for (const std::int32_t id : sending_) touch(id);
+    if (end) sending_.clear();
+  }
+
+  void receive(const Instance& i) {
+    ++now_;
+    hold_sends(true);
+    Open& open = open_[index(i.micro_batch)];
+    LanePlacement& lane = plan_.lanes[index(i.micro_batch)];
+    const auto take = [&](const char* what, std::size_t n) {
+      std::vector<std::int32_t> out;
+      const Block& entrance = block(chunk_.first);
+      const Bytes stream = chunk_.receives ? bytes_of(entrance.values[index(entrance.inputs.front())]) : stream_bytes();
+      for (std::size_t v = 0; v < n; ++v)
+        out.push_back(add(fmt::format("{} {} from another stage", what, v), stream, MemoryCategory::activations));
+      return out;
+    };
+    if (!i.with_next) {
+      lane.entering = take("value", carried_blocks(block(chunk_.first)) + 1);
+      open.stream = lane.entering.front();
+      open.stored.assign(lane.entering.begin() + 1, lane.entering.end());
+    } else {
+      lane.leaving_gradients = take("gradient", open.stored.size() + 1);
+      open.gradient = lane.leaving_gradients.front();
+      for (std::size_t v = 0; v < open.stored.size(); ++v) open.waiting[open.stored[v]] = lane.leaving_gradients[v + 1];
+    }
+  }
+
+  void send(const Instance& i) {
+    ++now_;
+    Open& open = open_[index(i.micro_batch)];
+    LanePlacement& lane = plan_.lanes[index(i.micro_batch)];
+    std::vector<std::int32_t>& out = i.with_next ? lane.leaving : lane.entering_gradients;
+    out.push_back(i.with_next ? open.stream : open.gradient);
+    if (i.with_next)
+      out.insert(out.end(), open.stored.begin(), open.stored.end());
+    else
+      for (std::size_t v = 1; v < lane.entering.size(); ++v) {
+        const auto it = open.waiting.find(lane.entering[v]);
+        out.push_back(it == open.waiting.end() ? -1 : it->second);
+      }
+    if (std::find(out.begin(), out.end(), -1) != out.end())
+      throw InputError("plan",
+                       fmt::format("stage {} has no gradient to send back: nothing before it is trained", p_.stage),
+                       "pp = 1, or tune the first layers too");
+    sending_.insert(sending_.end(), out.begin(), out.end());
+    hold_sends(false);
+  }
+
+  Bytes stream_bytes() const {
+    const Block& b = block(chunk_.end - 1);
+    return bytes_of(b.values[index(b.outputs.front())]);
+  }
+
   /// Places what the calls write, and lets what they touch live until then.
   void pass(const Block& b, std::int32_t slot, const std::vector<BlockNode>& nodes, PassPlacement& place) {
     for (const BlockNode& node : nodes) {
       ++now_;
       for (const ValueId w : node.writes)
-        if (const ValueId root = b.alias[index(w)]; place.values[index(root)] < 0) place.values[index(root)] = value_buffer(b, slot, root);
+        if (const ValueId root = b.alias[index(w)]; place.values[index(root)] < 0)
+          place.values[index(root)] = value_buffer(b, slot, root);
       for (const auto* list : {&node.reads, &node.writes})
         for (const ValueId v : *list) touch(place.values[index(b.alias[index(v)])]);
       const OpCall* op = std::get_if<OpCall>(&node.call);
       const Bytes scratch = op ? workspace(op->op, op->pass, op->wants) : Bytes{};
-      place.workspace.push_back(scratch.value > 0 ? add(fmt::format("slot {}: workspace of {}", slot, kind(op->op)), scratch, MemoryCategory::workspace) : -1);
+      place.workspace.push_back(scratch.value > 0 ? add(fmt::format("slot {}: workspace of {}", slot, kind(op->op)),
+                                                        scratch, MemoryCategory::workspace)
+                                                  : -1);
       hold_gathered();
     }
     for (std::size_t v = 0; v < b.values.size(); ++v) place.values[v] = place.values[index(b.alias[v])];
   }
 
-  void forward(std::int32_t slot) {
+  void forward(std::int32_t slot, std::int32_t micro_batch) {
     const Block& b = block(slot);
+    Open& open = open_[index(micro_batch)];
     ++now_;
-    PassPlacement& place = plan_.slots[index(slot)].forward;
+    hold_sends(true);
+    PassPlacement& place = plan_.lanes[index(micro_batch)].slots[index(slot)].forward;
     place.values.assign(b.values.size(), -1);
     for (std::size_t i = 0; i < b.inputs.size(); ++i) {
       const std::string& name = b.values[index(b.inputs[i])].name;
       std::int32_t& at = place.values[index(b.inputs[i])];
-      if (i == 0) at = slot == 0 ? value_buffer(b, slot, b.inputs[0]) : stream_;
-      else if (name == "indices") at = indices_;
-      else if (name.starts_with("block_")) at = stored_[stored_.size() - carried_blocks(b) + static_cast<std::size_t>(std::stoul(name.substr(6)))];
+      if (i == 0)
+        at = slot == 0 && !chunk_.receives ? value_buffer(b, slot, b.inputs[0]) : open.stream;
+      else if (name == "indices")
+        at = open.indices;
+      else if (name.starts_with("block_"))
+        at = open.stored[open.stored.size() - carried_blocks(b) + static_cast<std::size_t>(std::stoul(name.substr(6)))];
       touch(at);
     }
     pass(b, slot, b.forward, place);
     const std::int32_t layer = p_.slots[index(slot)].layer;
-    if (layer >= 0 && index(layer) < problem_.model.layers.size() && problem_.model.layers[index(layer)].stores_block) stored_.push_back(place.values[index(b.inputs[0])]);
+    if (layer >= 0 && index(layer) < problem_.model.layers.size() && problem_.model.layers[index(layer)].stores_block)
+      open.stored.push_back(place.values[index(b.inputs[0])]);
     for (const ValueId out : b.outputs) touch(place.values[index(out)]);
-    stream_ = place.values[index(b.outputs.front())];
-    if (b.outputs.size() > 1) indices_ = place.values[index(b.outputs[1])];
-    forward_done_[slot] = true;
+    open.stream = place.values[index(b.outputs.front())];
+    if (b.outputs.size() > 1) open.indices = place.values[index(b.outputs[1])];
   }
 
   static std::size_t carried_blocks(const Block& b) {
-    return static_cast<std::size_t>(std::count_if(b.inputs.begin(), b.inputs.end(), [&](ValueId v) { return b.values[index(v)].name.starts_with("block_"); }));
+    return static_cast<std::size_t>(std::count_if(
+        b.inputs.begin(), b.inputs.end(), [&](ValueId v) { return b.values[index(v)].name.starts_with("block_"); }));
   }
 
-  void backward(std::int32_t slot) {
+  void backward(std::int32_t slot, std::int32_t micro_batch) {
     const Block& b = block(slot);
+    Open& open = open_[index(micro_batch)];
     ++now_;
-    SlotPlacement& at = plan_.slots[index(slot)];
+    hold_sends(true);
+    SlotPlacement& at = plan_.lanes[index(micro_batch)].slots[index(slot)];
     PassPlacement& place = at.backward;
     place.values = at.forward.values;
-    const bool last = index(slot) + 1 == p_.slots.size();
+    const bool last = index(slot) + 1 == p_.slots.size() && chunk_.leaving.value == 0;
     for (std::size_t i = 0; i < b.output_grads.size(); ++i) {
       const ValueId g = b.output_grads[i];
       if (g < 0) continue;
-      place.values[index(b.alias[index(g)])] = last ? value_buffer(b, slot, g) : gradient_;
+      place.values[index(b.alias[index(g)])] = last ? value_buffer(b, slot, g) : open.gradient;
       touch(place.values[index(b.alias[index(g)])]);
     }
     pass(b, slot, b.backward, place);
     for (const auto* list : {&b.input_grads, &b.weight_grads})
-      for (const ValueId g : *list) if (g >= 0) touch(place.values[index(g)]);
-    if (!b.input_grads.empty()) gradient_ = b.input_grads[0] >= 0 ? place.values[index(b.input_grads[0])] : -1;
-    carry(b, slot, at);
+      for (const ValueId g : *list)
+        if (g >= 0) touch(place.values[index(g)]);
+    if (!b.input_grads.empty()) open.gradient = b.input_grads[0] >= 0 ? place.values[index(b.input_grads[0])] : -1;
+    carry(b, slot, at, open);
     // Reduction (or accumulation) of a slot's gradients goes on while the slot before it runs.
     for (const std::int32_t buffer : unreduced_) touch(buffer);
     unreduced_.clear();
-    for (const ValueId g : b.weight_grads) if (g >= 0) unreduced_.push_back(place.values[index(g)]);
+    if (!b.weight_backward.empty()) return;
+    for (const ValueId g : b.weight_grads)
+      if (g >= 0) unreduced_.push_back(place.values[index(g)]);
+  }
+
+  /// What the backward pass has put off. The gradients that it has made itself wait for the others.
+  void weight_backward(std::int32_t slot, std::int32_t micro_batch) {
+    const Block& b = block(slot);
+    ++now_;
+    hold_sends(true);
+    PassPlacement& place = plan_.lanes[index(micro_batch)].slots[index(slot)].backward;
+    pass(b, slot, b.weight_backward, place);
+    for (const ValueId g : b.weight_grads)
+      if (g >= 0) touch(place.values[index(g)]);
   }
 
   /// Gradients of carried values wait for the slot that made them.
-  void carry(const Block& b, std::int32_t slot, SlotPlacement& at) {
-    for (auto& [buffer, sum] : waiting_) touch(sum);
+  void carry(const Block& b, std::int32_t slot, SlotPlacement& at, Open& open) {
+    for (auto& [buffer, sum] : open.waiting) touch(sum);
     for (std::size_t i = 1; i < b.input_grads.size(); ++i) {
       if (b.input_grads[i] < 0) continue;
       const std::int32_t of = at.forward.values[index(b.inputs[i])], from = at.backward.values[index(b.input_grads[i])];
-      auto [it, fresh] = waiting_.try_emplace(of, from);
+      auto [it, fresh] = open.waiting.try_emplace(of, from);
       if (!fresh) at.sums.push_back({from, it->second});
       touch(it->second);
     }
-    if (const auto it = waiting_.find(at.forward.values[index(b.inputs[0])]); it != waiting_.end() && slot > 0 && gradient_ >= 0) {
-      if (it->second != gradient_) at.sums.push_back({it->second, gradient_});
-      waiting_.erase(it);
+    if (const auto it = open.waiting.find(at.forward.values[index(b.inputs[0])]);
+        it != open.waiting.end() && (slot > 0 || chunk_.receives) && open.gradient >= 0) {
+      if (it->second != open.gradient) at.sums.push_back({it->second, open.gradient});
+      open.waiting.erase(it);
     }
   }
 
@@ -163,8 +281,10 @@ class Layout {
     }
     std::array<Bytes, kMemoryCategories> live{};
     for (std::int64_t t = 0; t <= now_; ++t) {
-      for (const std::int32_t i : ends[t]) live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] -= plan_.buffers[index(i)].bytes;
-      for (const std::int32_t i : starts[t]) live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] += plan_.buffers[index(i)].bytes;
+      for (const std::int32_t i : ends[t])
+        live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] -= plan_.buffers[index(i)].bytes;
+      for (const std::int32_t i : starts[t])
+        live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] += plan_.buffers[index(i)].bytes;
       Bytes sum{};
       for (const Bytes b : live) sum += b;
       if (sum.value <= plan_.peak.value) continue;
@@ -176,14 +296,17 @@ class Layout {
 
   const Program& p_;
   const Problem& problem_;
-  const HeldBytes& held_;
+  const HeldType& held_;
+  const Parallelism& parallelism_;
+  const ProgramChunk& chunk_;
   ArenaPlan plan_;
   std::int64_t now_ = 0;
-  std::int32_t stream_ = -1, gradient_ = -1, indices_ = -1;
-  std::vector<std::int32_t> stored_, unreduced_;
-  std::map<std::int32_t, std::int32_t> gathered_;    // slot -> buffer
-  std::map<std::int32_t, std::int32_t> waiting_;     // carried value's buffer -> buffer of its gradient so far
-  std::map<std::int32_t, bool> forward_done_;
+  std::vector<Open> open_;  // per lane
+  std::vector<std::int32_t> unreduced_, sending_;
+  std::map<std::int32_t, std::int32_t> gathered_;  // slot -> buffer
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int32_t>>
+      gathers_;  // (slot, micro-batch) -> buffers in order
+  std::map<std::pair<std::int32_t, std::int32_t>, std::size_t> repeated_;
 };
 
 }  // namespace
@@ -191,8 +314,9 @@ class Layout {
 Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
   std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return buffers[a].bytes.value > buffers[b].bytes.value; });
-  std::vector<std::size_t> placed;   // by offset
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return buffers[a].bytes.value > buffers[b].bytes.value; });
+  std::vector<std::size_t> placed;  // by offset
   std::int64_t size = 0;
   for (const std::size_t i : order) {
     ArenaBuffer& mine = buffers[i];
@@ -206,17 +330,31 @@ Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
     }
     mine.offset = at;
     size = std::max(size, at + need);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), i, [&](std::size_t a, std::size_t b) { return buffers[a].offset < buffers[b].offset; }), i);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
+                                   [&](std::size_t a, std::size_t b) { return buffers[a].offset < buffers[b].offset; }),
+                  i);
   }
   return {size};
 }
 
-ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldBytes& held) {
-  if (program.chunks.size() != 1 || program.chunks.front().receives || program.chunks.front().leaving.value > 0)
-    throw InputError("plan", "is for several pipeline stages; this arena is of one", "pp = 1");
+ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
+                     const Parallelism& parallelism) {
+  if (program.chunks.size() != 1)
+    throw InputError("plan.virtual_stages", fmt::format("{} are priced, not run", program.chunks.size()),
+                     "1, with the 1F1B schedule");
   for (const Instance& i : program.instances)
-    if (i.phase == Phase::forward_backward || i.phase == Phase::weight_backward) throw InputError("plan", fmt::format("has {} parts, which one stage does not need", name_of(i.phase)), "the 1F1B schedule");
-  return Layout(program, problem, held).run();
+    if (i.phase == Phase::forward_backward)
+      throw InputError("plan.schedule", fmt::format("has {} parts, which are priced, not run", name_of(i.phase)),
+                       "1f1b or zero_bubble");
+  const ProgramChunk& chunk = program.chunks.front();
+  const Block& first = program.blocks[index(program.slots.front().block)];
+  for (std::size_t i = 1; chunk.receives && i < first.inputs.size(); ++i)
+    if (const std::string& name = first.values[index(first.inputs[i])].name; !name.starts_with("block_"))
+      throw InputError(
+          "plan.stage_layers",
+          fmt::format("stage {} would receive {} from the stage before, which is priced, not run", program.stage, name),
+          "pp = 1, or another cut of the layers");
+  return Layout(program, problem, held, parallelism).run();
 }
 
 }  // namespace moeplan

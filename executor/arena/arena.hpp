@@ -1,7 +1,8 @@
 #pragma once
-/// The arena of a rank's activations, gradients in flight and gathered weights: one block of memory in which every buffer of the
-/// program has its place for the time in which somebody reads it. The layout is made once, from the lifetimes of the lowered program,
-/// for one micro-batch; the others re-use it (one pipeline stage has one micro-batch between forward and backward).
+/// The arena of a rank's activations, gradients in flight and gathered weights: one block of memory in which every
+/// buffer of the program has its place for the time in which somebody reads it. The layout is made once, from the
+/// lifetimes of the lowered program. Without pipeline one micro-batch at a time is between forward and backward: one is
+/// laid out and the others re-use it. A stage of several has more, so all are laid out.
 
 #include <array>
 #include <functional>
@@ -10,6 +11,7 @@
 
 #include "core/spec/plan.hpp"
 #include "core/spec/results.hpp"
+#include "executor/ranks/place.hpp"
 #include "sim/program/program.hpp"
 
 namespace moeplan {
@@ -25,39 +27,52 @@ struct ArenaBuffer {
 
 /// The buffers of one pass of one slot.
 struct PassPlacement {
-  std::vector<std::int32_t> values;      ///< per value of the block: its buffer, or that of the value it views; -1: not there
-  std::vector<std::int32_t> workspace;   ///< per call: -1 without
+  std::vector<std::int32_t>
+      values;  ///< per value of the block: its buffer, or that of the value it views; -1: not there
+  std::vector<std::int32_t> workspace;  ///< per call: -1 without
 };
 
-/// A gradient that joins another after a slot's backward: what reached a stored block or shared value from a later slot.
+/// A gradient that joins another after a slot's backward: what reached a stored block or shared value from a later
+/// slot.
 struct CarriedSum {
-  std::int32_t from = -1, to = -1;   ///< buffers; the sum is in `to`
+  std::int32_t from = -1, to = -1;  ///< buffers; the sum is in `to`
 };
 
 struct SlotPlacement {
   PassPlacement forward, backward;
-  std::int32_t gathered = -1;            ///< unsharded or cast weights
-  std::int32_t gathered_backward = -1;
-  std::vector<CarriedSum> sums;          ///< after the backward, in order
+  std::vector<CarriedSum> sums;  ///< after the backward, in order
+};
+
+/// A micro-batch's buffers. What crosses the ends of the stage: the stream first, then the stored blocks.
+struct LanePlacement {
+  std::vector<SlotPlacement> slots;
+  std::vector<std::int32_t> entering, entering_gradients;  ///< received from the stage before; sent back to it
+  std::vector<std::int32_t> leaving, leaving_gradients;    ///< sent to the next stage; received from it
 };
 
 struct ArenaPlan {
   std::vector<ArenaBuffer> buffers;
-  std::vector<SlotPlacement> slots;
-  Bytes size{};                          ///< of the arena, gaps included
-  Bytes peak{};                          ///< most bytes of buffers alive together
+  std::vector<LanePlacement> lanes;    ///< one for all micro-batches, or one for each
+  std::vector<std::int32_t> gathered;  ///< per instance: buffer that a gather fills; -1
+  [[nodiscard]] const LanePlacement& lane(std::int32_t micro_batch) const {
+    return lanes.size() == 1 ? lanes.front() : lanes[static_cast<std::size_t>(micro_batch)];
+  }
+  Bytes size{};  ///< of the arena, gaps included
+  Bytes peak{};  ///< most bytes of buffers alive together
   std::array<Bytes, kMemoryCategories> at_peak{};
   std::string peak_at;
 };
 
-/// Bytes of a tensor as the backend holds it.
-using HeldBytes = std::function<Bytes(DType, const Shape&)>;
+/// The type in which the backend holds what the plan wants in another.
+using HeldType = std::function<DType(DType)>;
 
-/// Lays out a program of one stage. Throws InputError for more than one.
-[[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldBytes& held);
+/// Lays out a program. Throws InputError for what it has no place for: virtual stages, schedules with split passes,
+/// messages of other values than the stream and stored blocks.
+[[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
+                                   const Parallelism& parallelism = {});
 
-/// Gives each buffer an offset such that no two that are alive together overlap: largest first, each at the lowest place that is free for
-/// its whole life. Returns the size of the arena.
+/// Gives each buffer an offset such that no two that are alive together overlap: largest first, each at the lowest
+/// place that is free for its whole life. Returns the size of the arena.
 [[nodiscard]] Bytes place_buffers(std::vector<ArenaBuffer>& buffers);
 
 }  // namespace moeplan

@@ -79,7 +79,7 @@ std::string run_fingerprint(const Problem& problem, const Plan& plan) {
   return fmt::format("{:08x}", crc32c(all.dump()));
 }
 
-Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint, const Progress& progress, const Parameters& parameters, Backend& backend, std::size_t keep) {
+Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint, const TrainingProgress& progress, const Parameters& parameters, Backend& backend, std::size_t keep) {
   const fs::path target = directory / fmt::format("step-{}", progress.step);
   if (fs::exists(target)) return {target, 0};   // this step is committed already; a committed save is never edited
   std::vector<NamedTensor> tensors;

@@ -10,7 +10,7 @@
 
 namespace moeplan {
 
-struct Progress {
+struct TrainingProgress {
   std::int64_t step = 0;
   DataPosition data;
   std::uint64_t seed = 0;
@@ -24,10 +24,10 @@ struct Saved {
   std::int64_t bytes = 0;
 };
 /// Keeps the newest `keep` (at least 2) saves.
-Saved save_checkpoint(const std::filesystem::path& directory, const std::string& fingerprint, const Progress& progress, const Parameters& parameters, Backend& backend, std::size_t keep = 2);
+Saved save_checkpoint(const std::filesystem::path& directory, const std::string& fingerprint, const TrainingProgress& progress, const Parameters& parameters, Backend& backend, std::size_t keep = 2);
 
 struct Resumed {
-  Progress progress;
+  TrainingProgress progress;
   std::filesystem::path directory;
   std::vector<std::string> notes;    ///< saves that were broken and set aside
 };

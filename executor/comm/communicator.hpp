@@ -131,6 +131,8 @@ class Communicator {
   void wait();
   /// Compares what all ranks issued since the start. Throws `mismatch` naming the first call that differs and two ranks that differ.
   void check_order();
+  /// Kinds, types, element counts and order of everything issued so far, as one number; counts of all_to_all are not in it.
+  [[nodiscard]] std::uint64_t order_hash() const { return order_.hash; }
   /// Every rank of every communicator of the same world leaves its call with `aborted`. Any thread may call it.
   virtual void abort(const std::string& reason) noexcept = 0;
 

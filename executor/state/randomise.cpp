@@ -16,7 +16,7 @@ class Random {
   }
   std::uint64_t next() { return mix(state_ += step); }
   [[nodiscard]] std::uint64_t state() const { return state_; }
-  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }   ///< in [0, 1)
+  double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }  ///< in [0, 1)
   double between(double low, double high) { return low + (high - low) * unit(); }
 
  private:
@@ -29,7 +29,9 @@ class Random {
   std::uint64_t state_;
 };
 
-bool ends(const std::string& name, std::string_view part) { return name.size() >= part.size() && name.compare(name.size() - part.size(), part.size(), part) == 0; }
+bool ends(const std::string& name, std::string_view part) {
+  return name.size() >= part.size() && name.compare(name.size() - part.size(), part.size(), part) == 0;
+}
 bool has(const std::string& name, std::string_view part) { return name.find(part) != std::string::npos; }
 
 /// Whether a tensor starts from normal numbers of deviation 0.02, as all matrices do.
@@ -42,23 +44,36 @@ bool is_matrix(const Parameter& p) {
   return p.cls != WeightClass::norm && !p.buffer;
 }
 
+/// Element i of the whole tensor has the i-th number, whoever holds it.
+void fill_matrix(Parameter& p, std::uint64_t state, const RankPlace& place, Backend& backend) {
+  constexpr float deviation = 0.02f;
+  if (p.shards == 1 && p.shape.elements() == p.whole.elements()) return backend.fill_normal(p.view(), state, deviation);
+  std::vector<float> mine;
+  for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place))
+    for (std::int64_t i = run.at; i < run.at + run.count; ++i)
+      mine.push_back(static_cast<float>(nearly_normal(state, static_cast<std::uint64_t>(i))) *
+                     (deviation / kNearlyNormalDeviation));
+  mine.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+  set_values(p, mine, backend);
+}
+
 /// One number of another tensor, by the tensor's name.
 double value_of(const Parameter& p, const ModelSpec& model, Random& random, std::int64_t at) {
   const std::string& n = p.name;
-  const double in = static_cast<double>(p.shape[p.shape.rank - 1]);
+  const double in = static_cast<double>(p.whole[p.whole.rank - 1]);
   if (ends(n, "lora_A.weight")) return random.between(-1, 1) / std::sqrt(in);
   if (ends(n, "lora_B.weight")) return 0;
-  if (ends(n, "A_log")) return std::log(random.between(1, 16));           // Mamba-2, KDA
-  if (ends(n, "dt_bias")) {                                                // softplus^-1 of a step in [0.001, 0.1], log-uniform (Mamba)
+  if (ends(n, "A_log")) return std::log(random.between(1, 16));  // Mamba-2, KDA
+  if (ends(n, "dt_bias")) {  // softplus^-1 of a step in [0.001, 0.1], log-uniform (Mamba)
     const double step = std::exp(random.between(std::log(0.001), std::log(0.1)));
     return step + std::log(-std::expm1(-step));
   }
   if (ends(n, ".D") || has(n, "norm") || p.cls == WeightClass::norm) return ends(n, ".bias") ? 0 : 1;
-  if (has(n, "tid2eid")) {                                                 // k neighbours on a ring of experts: distinct for each token id
+  if (has(n, "tid2eid")) {  // k neighbours on a ring of experts: distinct for each token id
     std::int64_t experts = 1;
     for (const Sublayer& s : model.layers[static_cast<std::size_t>(std::max(p.layer, 0))].sublayers)
       if (const auto* f = std::get_if<MoeFfn>(&s.mixer)) experts = f->experts;
-    const std::int64_t k = p.shape[1];
+    const std::int64_t k = p.whole[1];
     return static_cast<double>((at / k * 7 + at % k) % experts);
   }
   if (has(n, "bias") || ends(n, "sinks") || ends(n, "attn_sink") || p.buffer) return 0;
@@ -68,17 +83,20 @@ double value_of(const Parameter& p, const ModelSpec& model, Random& random, std:
 
 }  // namespace
 
-void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& model, Backend& backend, bool only_adapters) {
+void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& model, Backend& backend,
+               bool only_adapters) {
   for (Parameter& p : parameters.all()) {
     if (only_adapters && !p.adapter) continue;
     Random random(seed, p.name);
     if (is_matrix(p)) {
-      backend.fill_normal(p.view(), random.state(), 0.02f);
+      fill_matrix(p, random.state(), parameters.place(), backend);
       continue;
     }
-    std::vector<float> values(static_cast<std::size_t>(p.shape.elements()));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(value_of(p, model, random, static_cast<std::int64_t>(i)));
-    set_values(p, values, backend);
+    std::vector<float> values(
+        static_cast<std::size_t>(p.whole.elements()));  // ranks draw the whole tensor and keep their part
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(value_of(p, model, random, static_cast<std::int64_t>(i)));
+    set_from_whole(p, values, parameters.place(), backend);
   }
 }
 

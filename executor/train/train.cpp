@@ -7,9 +7,20 @@
 #include <numbers>
 
 #include "core/error.hpp"
+#include "executor/ranks/runnable.hpp"
 
 namespace moeplan {
 namespace {
+
+/// The routers of the model in order: decoder layer, and the experts that its report counts.
+std::vector<std::pair<std::int32_t, std::size_t>> routers(const ModelSpec& model) {
+  std::vector<std::pair<std::int32_t, std::size_t>> out;
+  for (std::size_t l = 0; l < model.layers.size(); ++l)
+    for (const Sublayer& s : model.layers[l].sublayers)
+      if (const auto* f = std::get_if<MoeFfn>(&s.mixer))
+        out.emplace_back(static_cast<std::int32_t>(l), static_cast<std::size_t>(f->experts + f->zero_experts));
+  return out;
+}
 
 /// Adds a micro-batch's routing to the step's, layer by layer in the order of the calls.
 void merge(std::vector<RoutingReport>& into, const std::vector<RoutingReport>& from, double share) {
@@ -29,16 +40,26 @@ void merge(std::vector<RoutingReport>& into, const std::vector<RoutingReport>& f
 
 double learning_rate(const TrainOptions& o, std::int64_t step) {
   if (step <= o.warmup) return o.learning_rate * static_cast<double>(step) / static_cast<double>(o.warmup);
-  const double rest = static_cast<double>(std::max<std::int64_t>(1, o.steps - o.warmup)), at = std::min(1.0, static_cast<double>(step - o.warmup - 1) / rest);
+  const double rest = static_cast<double>(std::max<std::int64_t>(1, o.steps - o.warmup)),
+               at = std::min(1.0, static_cast<double>(step - o.warmup - 1) / rest);
   return o.learning_rate * (o.final_share + (1 - o.final_share) * (1 + std::cos(std::numbers::pi * at)) / 2);
 }
 
-Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, const TrainOptions& options)
-    : problem_(problem), plan_(plan), backend_(backend), options_(options), program_(lower(problem, plan, 0)) {
-  parameters_.emplace(program_, problem, backend);
-  walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk);
+Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, const TrainOptions& options,
+                 Communicator* world, Progress* progress)
+    : problem_(problem),
+      plan_(plan),
+      backend_(backend),
+      options_(options),
+      program_((refuse_what_cannot_run(problem, plan, backend, options.walk, world ? world->size() : 1),
+                lower_for_run(problem, plan, options.walk, world ? world->rank() : 0))),
+      progress_(progress) {
+  if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism);
+  parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{});
+  walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk, ranks(), progress);
   std::int64_t largest = 1;
-  for (const Parameter& p : parameters_->all()) if (p.trained) largest = std::max(largest, p.shape.elements());
+  for (const Parameter& p : parameters_->all())
+    if (p.trained) largest = std::max(largest, p.held_shape().elements());
   scratch_elements_ = largest;
   scratch_ = backend.allocate({64 + 4 * largest}, "optimizer scratch");
 }
@@ -48,35 +69,79 @@ void Trainer::zero_gradients() {
     if (p.trained) backend_.clear(p.gradient_view());
 }
 
-double Trainer::gradient_norm() {
+/// Of what this rank answers for: each element of the model counts on one rank.
+double Trainer::squared_gradients() {
   const TensorView sum{scratch_.get(), DType::f32, {1}};
   double total = 0;
   for (const Parameter& p : parameters_->all()) {
-    if (!p.trained) continue;
-    const std::int64_t n = p.shape.elements();
+    if (!p.trained || !p.counts) continue;
+    const std::int64_t n = p.held_shape().elements();
     TensorView gradient = p.gradient_view();
     gradient.shape = {n};
-    backend_.call({op::GradNorm{.elements = n}, Pass::forward, {}}, std::array{gradient, sum}, std::array<TensorView, 2>{}, {});
+    backend_.call({op::GradNorm{.elements = n}, Pass::forward, {}}, std::array{gradient, sum},
+                  std::array<TensorView, 2>{}, {});
     float squares = 0;
     backend_.wait();
     backend_.read(sum, std::span(&squares, 1));
     total += static_cast<double>(squares);
   }
-  return std::sqrt(total);
+  return total;
+}
+
+/// From what this rank saw to what all saw. Losses come from the ranks with the head; routing from the ranks that each
+/// held some of the tokens; context and tensor ranks share a micro-batch's tokens.
+void Trainer::reduce_report(StepReport& report, double& squares) {
+  if (!ranks_) return;
+  const RankPlace& place = ranks_->place();
+  const bool head =
+      place.stage() + 1 == plan_.parallelism.pp && place.index(Group::tensor) == 0 && place.index(Group::context) == 0;
+  std::vector<double> sums{head ? report.loss : 0, squares};
+  // Each layer's counts at its place, so that all ranks add the same words whatever their stage.
+  std::vector<std::int64_t> words;
+  std::size_t next = 0;
+  const double sharers = static_cast<double>(plan_.parallelism.tp) * plan_.parallelism.cp;
+  const auto all = routers(problem_.model);
+  for (const auto& [layer, experts] : all) {
+    const RoutingReport* mine =
+        next < report.routing.size() && report.routing[next].layer == layer ? &report.routing[next++] : nullptr;
+    for (std::size_t e = 0; e < experts; ++e) words.push_back(mine ? mine->counts[e] : 0);
+    words.push_back(mine ? mine->dropped : 0);
+    sums.push_back(mine ? mine->balance / sharers : 0);
+  }
+  sums = sum_over_ranks(ranks_->world(), sums);
+  words = sum_over_ranks(ranks_->world(), words);
+  report.loss = sums[0];
+  squares = sums[1];
+  report.routing.clear();
+  std::size_t balance = 2;
+  auto at = words.begin();
+  for (const auto& [layer, experts] : all) {
+    const auto end = at + static_cast<std::ptrdiff_t>(experts);
+    report.routing.push_back({.layer = layer, .counts = {at, end}, .dropped = *end, .balance = sums[balance++]});
+    at = end + 1;
+  }
 }
 
 void Trainer::update(double rate, double clipping) {
   const bool null = backend_.name() == "null";
   const TensorView step_size{scratch_.get(), DType::f32, {3}};
-  backend_.write(step_size, std::array{static_cast<float>(rate), static_cast<float>(clipping), static_cast<float>(done_ + 1)});
+  backend_.write(step_size,
+                 std::array{static_cast<float>(rate), static_cast<float>(clipping), static_cast<float>(done_ + 1)});
   for (Parameter& p : parameters_->all()) {
     if (!p.trained) continue;
-    const std::int64_t n = p.shape.elements();
-    const op::AdamW call{.elements = n, .weight = DType::f32, .beta1 = options_.beta1, .beta2 = options_.beta2, .epsilon = options_.epsilon, .weight_decay = options_.weight_decay};
+    const std::int64_t n = p.held_shape().elements();
+    const op::AdamW call{.elements = n,
+                         .weight = DType::f32,
+                         .beta1 = options_.beta1,
+                         .beta2 = options_.beta2,
+                         .epsilon = options_.epsilon,
+                         .weight_decay = options_.weight_decay};
     const Shape flat{n};
-    const TensorView g{p.gradient.get(), DType::f32, flat}, w{p.value.get(), p.held, flat}, m{p.first_moment.get(), DType::f32, flat}, v{p.second_moment.get(), DType::f32, flat};
+    const TensorView g{p.gradient.get(), DType::f32, flat}, w{p.value.get(), p.held, flat},
+        m{p.first_moment.get(), DType::f32, flat}, v{p.second_moment.get(), DType::f32, flat};
     const TensorView written{scratch_.get() + (null ? 0 : 64), DType::f32, flat};
-    backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written}, std::array<TensorView, 9>{}, {});
+    backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written},
+                  std::array<TensorView, 9>{}, {});
   }
 }
 
@@ -86,20 +151,44 @@ float Trainer::differentiate(const Batch& batch) {
 }
 
 StepReport Trainer::step(const std::vector<Batch>& batches) {
-  if (static_cast<std::int64_t>(batches.size()) != plan_.micro_batches) throw InputError("data", fmt::format("{} micro-batches, the plan has {}", batches.size(), plan_.micro_batches));
+  if (static_cast<std::int64_t>(batches.size()) != plan_.micro_batches)
+    throw InputError("data", fmt::format("{} micro-batches, the plan has {}", batches.size(), plan_.micro_batches));
   const auto start = std::chrono::steady_clock::now();
   StepReport report{.step = done_ + 1, .learning_rate = learning_rate(options_, done_ + 1), .routing = {}};
-  for (const Batch& b : batches) report.labelled += b.labelled(), report.tokens += static_cast<std::int64_t>(b.tokens.size());
-  zero_gradients();
-  for (std::size_t j = 0; j < batches.size(); ++j) {
-    // The step's loss is the mean over all its labels, however they fall on the micro-batches.
-    const double share = report.labelled > 0 ? static_cast<double>(batches[j].labelled()) / static_cast<double>(report.labelled) : 0;
-    report.loss += share * static_cast<double>(walk_->run(static_cast<std::int32_t>(j), batches[j], static_cast<float>(share)));
-    merge(report.routing, walk_->routing(), share);
+  for (const Batch& b : batches)
+    report.labelled += b.labelled(), report.tokens += static_cast<std::int64_t>(b.tokens.size());
+  if (ranks_) {
+    tell("labels");
+    const bool speaks = ranks_->place().speaks_for_data();
+    const std::vector<std::int64_t> mine{speaks ? report.labelled : 0, speaks ? report.tokens : 0},
+        all = sum_over_ranks(ranks_->world(), mine);
+    report.labelled = all[0], report.tokens = all[1];
   }
-  report.gradient_norm = gradient_norm();
+  zero_gradients();
+  // The step's loss is the mean over all its labels, however they fall on micro-batches and ranks.
+  std::vector<double> shares;
+  for (const Batch& b : batches)
+    shares.push_back(report.labelled > 0 ? static_cast<double>(b.labelled()) / static_cast<double>(report.labelled)
+                                         : 0);
+  const std::vector<MicroBatchResult> results =
+      walk_->run_all(batches, std::vector<float>(shares.begin(), shares.end()));
+  for (std::size_t j = 0; j < results.size(); ++j) {
+    report.loss += shares[j] * static_cast<double>(results[j].loss);
+    merge(report.routing, results[j].routing, shares[j]);
+  }
+  tell("gradient norm");
+  double squares = squared_gradients();
+  reduce_report(report, squares);
+  report.gradient_norm = std::sqrt(squares);
   report.applied = std::isfinite(report.loss) && std::isfinite(report.gradient_norm);
-  if (report.applied) update(report.learning_rate, options_.clip > 0 && report.gradient_norm > options_.clip ? options_.clip / report.gradient_norm : 1.0);
+  tell("optimizer");
+  if (report.applied)
+    update(report.learning_rate,
+           options_.clip > 0 && report.gradient_norm > options_.clip ? options_.clip / report.gradient_norm : 1.0);
+  if (ranks_) {
+    tell("check of the order");
+    ranks_->check_order();
+  }
   backend_.wait();
   ++done_;
   std::int64_t copies = 0, dropped = 0;
@@ -108,12 +197,19 @@ StepReport Trainer::step(const std::vector<Batch>& batches) {
     for (const auto c : r.counts) sum += c, most = std::max(most, c);
     copies += sum;
     dropped += r.dropped;
-    if (sum > 0) report.max_over_mean = std::max(report.max_over_mean, static_cast<double>(most) * static_cast<double>(r.counts.size()) / static_cast<double>(sum));
+    if (sum > 0)
+      report.max_over_mean =
+          std::max(report.max_over_mean,
+                   static_cast<double>(most) * static_cast<double>(r.counts.size()) / static_cast<double>(sum));
     report.balance += r.balance / static_cast<double>(report.routing.size());
   }
   report.drop_rate = copies > 0 ? static_cast<double>(dropped) / static_cast<double>(copies) : 0;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return report;
+}
+
+void Trainer::tell(const char* phase) {
+  if (progress_) progress_->set_phase(phase);
 }
 
 MemoryBreakdown Trainer::memory() const {
@@ -125,6 +221,7 @@ MemoryBreakdown Trainer::memory() const {
   out[MemoryCategory::gradients] += state.gradients;
   out[MemoryCategory::optimizer] += state.optimizer;
   out[MemoryCategory::allocator_reserve] = walk_->arena().size - walk_->arena().peak;
+  out[MemoryCategory::communication] += walk_->staging();
   out.peak_at = walk_->arena().peak_at;
   return out;
 }

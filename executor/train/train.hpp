@@ -1,6 +1,7 @@
 #pragma once
-/// Training steps of a plan on one rank: forward and backward of every micro-batch, gradient norm and clipping, AdamW under a
-/// learning-rate schedule. Deterministic: the same plan, seed, weights and data give the same bits.
+/// Training steps of a plan as one of its ranks: forward and backward of every micro-batch, gradient norm and clipping,
+/// AdamW under a learning-rate schedule. What is said of a step (loss, norm, counts) is of all ranks and the same on
+/// each. Deterministic: the same plan, seed, weights and data give the same bits.
 
 #include <optional>
 
@@ -9,34 +10,38 @@
 namespace moeplan {
 
 struct TrainOptions {
-  std::int64_t steps = 10;              ///< of the schedule; training may stop earlier and be resumed
+  std::int64_t steps = 10;  ///< of the schedule; training may stop earlier and be resumed
   std::uint64_t seed = 1;
-  double learning_rate = 1e-4, final_share = 0.1;   ///< peak; at the end of the cosine, as a share of it
-  std::int64_t warmup = 0;              ///< steps of linear rise
-  double clip = 1;                      ///< of the gradient norm; 0: none
+  double learning_rate = 1e-4, final_share = 0.1;  ///< peak; at the end of the cosine, as a share of it
+  std::int64_t warmup = 0;                         ///< steps of linear rise
+  double clip = 1;                                 ///< of the gradient norm; 0: none
   double weight_decay = 0, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   WalkOptions walk{};
 };
 
-/// Learning rate of step n, counted from 1: linear rise over `warmup` steps, then a half cosine down to `final_share` of the peak.
+/// Learning rate of step n, counted from 1: linear rise over `warmup` steps, then a half cosine down to `final_share`
+/// of the peak.
 [[nodiscard]] double learning_rate(const TrainOptions& options, std::int64_t step);
 
 struct StepReport {
-  std::int64_t step = 0;                ///< counted from 1
+  std::int64_t step = 0;  ///< counted from 1
   double loss = 0, gradient_norm = 0, learning_rate = 0, seconds = 0;
   std::int64_t tokens = 0, labelled = 0;
-  std::vector<RoutingReport> routing;   ///< by layer, summed over the micro-batches (balance: mean)
+  std::vector<RoutingReport> routing;  ///< by layer, summed over the micro-batches (balance: mean)
   double drop_rate = 0, max_over_mean = 0, balance = 0;
-  bool applied = true;                  ///< false: loss or norm was not finite, and the step was skipped
+  bool applied = true;  ///< false: loss or norm was not finite, and the step was skipped
 };
 
 class Trainer {
  public:
-  Trainer(const Problem& problem, const Plan& plan, Backend& backend, const TrainOptions& options);
+  /// `world` is null for a plan of one rank; otherwise all its ranks construct theirs together. Refuses what cannot
+  /// run, with the reason.
+  Trainer(const Problem& problem, const Plan& plan, Backend& backend, const TrainOptions& options,
+          Communicator* world = nullptr, Progress* progress = nullptr);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// One step over as many batches as the plan has micro-batches.
+  /// One step over as many batches as the plan has micro-batches: this rank's share of the step's data.
   StepReport step(const std::vector<Batch>& batches);
   float evaluate(const Batch& batch) { return walk_->evaluate(batch); }
   /// Gradients of one micro-batch, left in the parameters; returns the loss.
@@ -48,12 +53,16 @@ class Trainer {
   [[nodiscard]] Backend& backend() { return backend_; }
   [[nodiscard]] Walk& walk() { return *walk_; }
   [[nodiscard]] const Program& program() const { return program_; }
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+  [[nodiscard]] RankGroups* ranks() { return ranks_ ? &*ranks_ : nullptr; }
   /// Memory held, by category; `at_peak` of the arena's activations.
   [[nodiscard]] MemoryBreakdown memory() const;
 
  private:
   void zero_gradients();
-  double gradient_norm();
+  double squared_gradients();
+  void reduce_report(StepReport& report, double& squares);
+  void tell(const char* phase);
   void update(double rate, double clipping);
 
   const Problem& problem_;
@@ -61,9 +70,11 @@ class Trainer {
   Backend& backend_;
   TrainOptions options_;
   Program program_;
+  Progress* progress_ = nullptr;
+  std::optional<RankGroups> ranks_;
   std::optional<Parameters> parameters_;
   std::optional<Walk> walk_;
-  Backend::Memory scratch_;             ///< step size, sum of squares, written weights of the largest tensor
+  Backend::Memory scratch_;  ///< step size, sum of squares, written weights of the largest tensor
   std::int64_t scratch_elements_ = 0;
   std::int64_t done_ = 0;
 };

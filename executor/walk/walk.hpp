@@ -1,75 +1,144 @@
 #pragma once
-/// Walks the lowered program of one rank call by call: the buffers come from the arena, the weights from the parameters, the arithmetic
-/// from the backend. What is data rather than program is decided here: token counts of ragged calls, packed sequences, drops.
+/// Walks the lowered program of one rank call by call: the buffers come from the arena, the weights from the
+/// parameters, the arithmetic from the backend, what other ranks have from the communicators. What is data rather than
+/// program is decided here: token counts of ragged calls, packed sequences, drops.
 
 #include <functional>
 
 #include "core/spec/timeline.hpp"
 #include "executor/arena/arena.hpp"
+#include "executor/ranks/groups.hpp"
 #include "executor/state/parameters.hpp"
 #include "executor/walk/batch.hpp"
+#include "executor/walk/exchange.hpp"
 
 namespace moeplan {
 
 struct WalkOptions {
-  double capacity_factor = 0;   ///< most rows of one expert over the mean, later tokens are dropped; 0: dropless
-  double auxiliary = 0;         ///< weight of the routers' balancing loss
+  double capacity_factor = 0;  ///< most rows of one expert over the mean, later tokens are dropped; 0: dropless
+  double auxiliary = 0;        ///< weight of the routers' balancing loss
+  double routed_bound =
+      2;  ///< rows that a rank's experts may take together over the balanced share: the bound of the ragged buffers
 };
 
 /// What the routers of a micro-batch did, by decoder layer.
 struct RoutingReport {
   std::int32_t layer = -1;
-  std::vector<std::int64_t> counts;   ///< choices of each expert
-  std::int64_t dropped = 0;           ///< copies beyond the capacity
-  double balance = 0;                 ///< E sum_e f_e P_e; 1 when balanced
+  std::vector<std::int64_t> counts;  ///< choices of each expert
+  std::int64_t dropped = 0;          ///< copies beyond the capacity
+  double balance = 0;                ///< E sum_e f_e P_e; 1 when balanced
 };
 
 /// A call that has just run, for whoever looks on.
 struct CallRecord {
   const BlockNode& node;
   std::int32_t slot = -1, micro_batch = -1;
-  std::span<const TensorView> operands;   ///< parallel to the contract
+  std::span<const TensorView> operands;  ///< parallel to the contract
+};
+
+/// How the rows of one router's micro-batch went over the expert ranks.
+struct RoutesOf {
+  std::int32_t slot = -1, micro_batch = -1;
+  Routes routes;
+};
+
+struct MicroBatchResult {
+  float loss = 0;                      ///< mean over its labels; 0 on a stage without the head
+  std::vector<RoutingReport> routing;  ///< of this stage's routers
 };
 
 class Walk {
  public:
   using Observer = std::function<void(const CallRecord&)>;
-  using Clock = std::function<void(const Instance&, const BlockNode&, double begin, double end)>;   ///< seconds since the walk began
+  using Clock = std::function<void(const Instance&, const BlockNode&, double begin,
+                                   double end)>;  ///< seconds since the walk began
 
-  /// Refuses, by name, operators that the backend lacks, several ranks, and what the program does not say how to run.
-  Walk(const Program& program, const Problem& problem, const Plan& plan, Parameters& parameters, Backend& backend, const WalkOptions& options);
+  /// Refuses, by name, operators that the backend lacks, and what the program does not say how to run. `ranks` is null
+  /// for a plan of one rank. `progress` is told the phases.
+  Walk(const Program& program, const Problem& problem, const Plan& plan, Parameters& parameters, Backend& backend,
+       const WalkOptions& options, RankGroups* ranks = nullptr, Progress* progress = nullptr);
 
-  /// Forward and backward of one micro-batch; adds to the parameters' gradients. The loss is the mean over the micro-batch's labels; its
-  /// gradients are scaled by `share`, the micro-batch's part of the step's labels. Returns the loss.
+  /// Forward and backward of one micro-batch; adds to the parameters' gradients. The loss is the mean over the
+  /// micro-batch's labels; its gradients are scaled by `share`, the micro-batch's part of the step's labels (of all
+  /// ranks). Returns the loss. Not for pipelines.
   float run(std::int32_t micro_batch, const Batch& batch, float share);
-  /// Forward only.
+  /// All micro-batches of a step in the program's order.
+  std::vector<MicroBatchResult> run_all(std::span<const Batch> batches, std::span<const float> shares);
+  /// Forward only. Not for pipelines.
   float evaluate(const Batch& batch);
 
-  [[nodiscard]] const std::vector<RoutingReport>& routing() const { return routing_; }   ///< of the last micro-batch
+  [[nodiscard]] const std::vector<RoutingReport>& routing() const {
+    return lanes_.front().result.routing;
+  }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
+  [[nodiscard]] Bytes staging() const {
+    return staging_bytes_;
+  }  ///< held beside the arena for exchanges and reductions
+  /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
+  [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
   void observe(Observer observer) { observer_ = std::move(observer); }
   void time(Clock clock) { clock_ = std::move(clock); }
 
  private:
   struct RoutedCall {
-    std::size_t ordinal = 0;   ///< which router of its block
+    std::size_t ordinal = 0;  ///< which router of its block
     bool routed = false;
   };
   struct BlockNotes {
-    std::vector<std::vector<std::int32_t>> columns;   ///< per value: columns in its root; empty for what is no view
+    std::vector<std::vector<std::int32_t>> columns;  ///< per value: columns in its root; empty for what is no view
     std::vector<std::int64_t> root_columns;
-    std::vector<RoutedCall> forward, backward;         ///< per node
+    std::vector<RoutedCall> forward, backward, weight_backward;  ///< per node
+    GatherLayout gathered;
+  };
+  /// A micro-batch between forward and backward.
+  struct MicroBatchState {
+    const Batch* batch = nullptr;
+    float share = 0;
+    Backend::Memory outside;                  ///< labels, positions, boundaries: the batch's own, not the plan's
+    std::map<std::string, TensorView> feeds;  ///< by input name
+    std::vector<std::vector<std::int64_t>>
+        kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens after drops
+    std::vector<std::vector<Routes>> routes;  ///< per slot, by router; with expert ranks only
+    MicroBatchResult result;
   };
   void note_block(const Block& block);
-  void instance(const Instance& i, const Batch& batch, float share);
-  void node(const Instance& i, std::size_t at, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place, const Batch& batch, float share);
-  [[nodiscard]] TensorView value_view(std::int32_t slot, const PassPlacement& place, ValueId v, const Shape& shape) const;
+  void begin(MicroBatchState& state, const Batch& batch, float share);
+  void step(std::size_t at, MicroBatchState& state);
+  void pass(const Instance& i, MicroBatchState& state);
+  void node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+            MicroBatchState& state);
+  void compute(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+               MicroBatchState& state);
+  void communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+                   MicroBatchState& state);
+  void exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
+                     const TensorView& to, MicroBatchState& state);
+  void message(const Instance& i);
+  void flush_sends();
+  [[nodiscard]] TensorView value_view(std::int32_t slot, const PassPlacement& place, ValueId v, const Shape& shape,
+                                      const MicroBatchState& state) const;
   [[nodiscard]] TensorView weight_view(std::int32_t slot, WeightId w) const;
   [[nodiscard]] TensorView buffer_view(std::int32_t buffer, DType type, const Shape& shape) const;
-  void feed(const Instance& i, const Batch& batch);
-  void cast_weights(std::int32_t slot, std::int32_t buffer);
-  void after_backward(const Instance& i);
-  void record_routing(std::int32_t slot, std::size_t ordinal, const op::Router& op, std::span<const TensorView> operands);
+  [[nodiscard]] TensorView gathered_view(std::int32_t slot, WeightId w, std::int64_t elements) const;
+  [[nodiscard]] std::span<const std::int64_t> rows_of_experts(std::int32_t slot, std::size_t ordinal,
+                                                              std::int64_t experts, const MicroBatchState& state) const;
+  void feed(const Instance& i, MicroBatchState& state);
+  void gather_weights(std::int32_t slot, std::int32_t buffer);
+  void add_carried(const Instance& i);
+  void add_gradients(const Instance& i, const MicroBatchState& state);
+  void reduce_gradients(const Instance& i, const MicroBatchState& state);
+  [[nodiscard]] bool reduces(const Parameter& p) const;
+  void record_routing(std::int32_t slot, std::size_t ordinal, const op::Router& op,
+                      std::span<const TensorView> operands, MicroBatchState& state);
+  void find_staging();
+  void tell(const char* phase);
+  [[nodiscard]] bool ends_model() const;
+  [[nodiscard]] const Block& block_of(std::int32_t slot) const {
+    return program_.blocks[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].block)];
+  }
+  [[nodiscard]] const BlockNotes& notes_of(std::int32_t slot) const {
+    return notes_[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].block)];
+  }
 
   const Program& program_;
   const Problem& problem_;
@@ -77,15 +146,17 @@ class Walk {
   Parameters& parameters_;
   Backend& backend_;
   WalkOptions options_;
+  RankGroups* ranks_;
+  Progress* progress_;
   ArenaPlan arena_;
   Backend::Memory memory_;
-  Backend::Memory outside_;                            ///< labels, positions, boundaries: the batch's own, not the plan's
+  Backend::Memory staging_;  ///< of exchanges and reductions
+  Bytes staging_bytes_{};
   std::vector<BlockNotes> notes_;
-  std::vector<std::int32_t> cast_;                     ///< per slot: buffer of the cast weights while they are there
-  std::vector<RoutingReport> routing_;
-  std::vector<std::vector<std::int64_t>> kept_rows_;   ///< per slot and router: rows of each expert after drops
-  std::vector<std::vector<std::size_t>> router_at_;    ///< per slot: index into routing_ of each of its routers
-  std::map<std::string, TensorView> feeds_;            ///< by input name
+  std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
+  std::vector<MicroBatchState> lanes_;
+  std::vector<Transfer> sending_;  ///< messages to other stages that go with the next receive
+  std::vector<RoutesOf> step_routes_;
   Observer observer_;
   Clock clock_;
   double began_ = 0;

@@ -129,12 +129,12 @@ void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& 
     const MoeFfn* moe = p.cls == WeightClass::experts ? experts_of(model, p.layer) : nullptr;
     const std::int64_t slabs = moe ? moe->experts : 1;
     std::vector<float> values;
-    values.reserve(static_cast<std::size_t>(p.shape.elements()));
+    values.reserve(static_cast<std::size_t>(p.whole.elements()));
     for (std::int64_t e = 0; e < slabs; ++e)
       for (const TensorSource& s : p.sources) {
         const std::int64_t whole = product(s.shape), part = s.count > 1 ? whole : whole / slabs;
         const std::string name = expert_name(s.name, e);
-        const std::int64_t used = std::min(part - s.padding, p.shape.elements());
+        const std::int64_t used = std::min(part - s.padding, p.whole.elements());
         std::vector<float> slab = stored_values(files, name, s.shape, s.dtype, model.stored.layout, s.count > 1 ? 0 : e * part, used);
         const StoredTensor* direct = files.find(name);
         if (moe && moe->layout == ExpertLayout::fused_transposed && s.shape.size() == 3 && direct && is_plain(*direct)) {   // [in, out] in the file
@@ -146,13 +146,13 @@ void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& 
         }
         values.insert(values.end(), slab.begin(), slab.end());
       }
-    if (static_cast<std::int64_t>(values.size()) != p.shape.elements()) throw std::logic_error(fmt::format("{}: {} values from its sources, {} elements", p.name, values.size(), p.shape.elements()));
+    if (static_cast<std::int64_t>(values.size()) != p.whole.elements()) throw std::logic_error(fmt::format("{}: {} values from its sources, {} elements", p.name, values.size(), p.whole.elements()));
     if (const auto rows = convolution_rows(model, p); !rows.empty()) {
       const std::vector<float> as_stored = values;
       const auto width = values.size() / rows.size();
       for (std::size_t r = 0; r < rows.size(); ++r) std::copy_n(as_stored.begin() + rows[r] * static_cast<std::ptrdiff_t>(width), width, values.begin() + static_cast<std::ptrdiff_t>(r * width));
     }
-    set_values(p, values, backend);
+    set_from_whole(p, values, parameters.place(), backend);
   }
 }
 

@@ -1,0 +1,140 @@
+#include "executor/ranks/volume.hpp"
+
+#include <map>
+#include <numeric>
+#include <stdexcept>
+
+#include "executor/backend/convert.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+class Account {
+ public:
+  Account(const Program& program, const Problem& problem, const Parallelism& parallelism, const HeldType& held)
+      : p_(program), problem_(problem), place_{program.rank, parallelism}, held_(held) {}
+
+  CommCounters run(std::span<const RoutesOf> routes) {
+    for (const RoutesOf& r : routes) routes_[{r.slot, r.micro_batch}] = &r.routes;
+    std::int64_t sends = 0, sent = 0;  // waiting for the message that takes them along
+    const auto send_now = [&] {
+      if (sends > 0) add(CommKind::send_receive, sent, sent);
+      sends = sent = 0;
+    };
+    for (const Instance& i : p_.instances) switch (i.phase) {
+        case Phase::gather:
+          gather(block(i));
+          break;
+        case Phase::reduce:
+          reduce(block(i));
+          break;
+        case Phase::forward:
+          send_now();
+          nodes(i, block(i), block(i).forward);
+          break;
+        case Phase::backward:
+          send_now();
+          nodes(i, block(i), block(i).backward);
+          break;
+        case Phase::weight_backward:
+          send_now();
+          break;
+        case Phase::send_receive:
+          // Both ends are in bf16; a backend may hold it wider.
+          if (i.sent.value > 0)
+            ++sends, sent += i.sent.value / 2 * plain_bytes(held_(DType::bf16));
+          else
+            ++sends, send_now();
+          break;
+        default:
+          break;
+      }
+    send_now();
+    return out_;
+  }
+
+ private:
+  const Block& block(const Instance& i) const { return p_.blocks[index(p_.slots[index(i.slot)].block)]; }
+  void add(CommKind kind, std::int64_t payload, std::int64_t sent) {
+    CommCounter& c = out_[static_cast<std::size_t>(kind)];
+    ++c.calls;
+    c.payload += payload;
+    c.sent += sent;
+  }
+  void ring(CommKind kind, std::int64_t payload, int ranks) {
+    add(kind, payload, ring_sent_bytes(kind, payload, ranks));
+  }
+
+  void gather(const Block& b) {
+    for (const Weight& w : b.weights)
+      if (const int n = place_.size(shard_group(w.split)); n > 1)
+        ring(CommKind::all_gather, ceil_div(w.shape.elements(), n) * n * plain_bytes(held_(w.dtype)), n);
+  }
+
+  void reduce(const Block& b) {
+    for (std::size_t w = 0; w < b.weights.size(); ++w) {
+      if (b.weight_grads[w] < 0) continue;
+      const Weight& weight = b.weights[w];
+      const int n = place_.size(shard_group(weight.split)), replicas = place_.size(replicate_group(weight.split));
+      const std::int64_t part = ceil_div(weight.shape.elements(), n) * plain_bytes(held_(problem_.runtime.reduce));
+      if (n > 1) ring(CommKind::reduce_scatter, part * n, n);
+      if (replicas > 1) ring(CommKind::all_reduce, part, replicas);
+    }
+  }
+
+  void nodes(const Instance& i, const Block& b, const std::vector<BlockNode>& list) {
+    for (const BlockNode& n : list) {
+      const CommCall* comm = std::get_if<CommCall>(&n.call);
+      if (!comm) continue;
+      const auto bytes = [&](ValueId v) {
+        return plain_bytes(held_(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements();
+      };
+      const ValueId from = n.reads.front(), to = n.writes.front();
+      const int ranks = place_.size(comm->group);
+      switch (comm->collective) {
+        case Collective::all_gather:
+          ring(CommKind::all_gather, bytes(to), ranks);
+          break;
+        case Collective::reduce_scatter:
+          ring(CommKind::reduce_scatter, bytes(from), ranks);
+          break;
+        case Collective::all_reduce:
+          ring(CommKind::all_reduce, bytes(from), ranks);
+          break;
+        case Collective::dispatch:
+        case Collective::combine:
+          rows(i, comm->collective, b.values[index(to)], *comm);
+          break;
+        default:
+          throw std::logic_error("a call that the executor does not run");
+      }
+    }
+  }
+
+  void rows(const Instance& i, Collective collective, const Value& v, const CommCall& comm) {
+    const Routes& r = *routes_.at({i.slot, i.micro_batch});
+    const std::int64_t row = v.shape[v.shape.rank - 1] * plain_bytes(held_(v.dtype));
+    const auto own = static_cast<std::size_t>(place_.index(comm.group));
+    const std::int64_t kept_here = r.sent[own];
+    const std::int64_t all = collective == Collective::dispatch ? r.sent_rows() : r.received_rows();
+    add(CommKind::all_to_all, all * row, (all - kept_here) * row);
+  }
+
+  const Program& p_;
+  const Problem& problem_;
+  RankPlace place_;
+  const HeldType& held_;
+  std::map<std::pair<std::int32_t, std::int32_t>, const Routes*> routes_;
+  CommCounters out_{};
+};
+
+}  // namespace
+
+CommCounters predicted_volume(const Program& program, const Problem& problem, const Parallelism& parallelism,
+                              const HeldType& held, std::span<const RoutesOf> routes) {
+  return Account(program, problem, parallelism, held).run(routes);
+}
+
+}  // namespace moeplan

@@ -1,0 +1,198 @@
+/// Communication calls: rows to experts and back, weights gathered, gradients reduced, messages between stages.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "executor/backend/convert.hpp"
+#include "executor/walk/walk.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+/// Scratch for the largest exchange of rows and the largest gradient on its way, one at a time.
+void Walk::find_staging() {
+  if (!ranks_) return;
+  std::int64_t most = 0;
+  for (const Block& b : program_.blocks) {
+    for (const auto* pass : {&b.forward, &b.backward})
+      for (const BlockNode& n : *pass) {
+        const CommCall* comm = std::get_if<CommCall>(&n.call);
+        if (!comm || comm->group != Group::expert) continue;
+        for (const ValueId v : {n.reads.front(), n.writes.front()})
+          most = std::max(most,
+                          plain_bytes(backend_.held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
+      }
+    for (const Weight& w : b.weights) {
+      const std::int64_t degree = ranks_->place().size(shard_group(w.split));
+      if (w.trained)
+        most = std::max(
+            most, plain_bytes(backend_.held(problem_.runtime.reduce)) * ceil_div(w.shape.elements(), degree) * degree);
+    }
+  }
+  staging_bytes_ = {most};
+  staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
+}
+
+void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+                       MicroBatchState& state) {
+  const CommCall& comm = std::get<CommCall>(n.call);
+  const Block& b = block_of(i.slot);
+  const TensorView from = value_view(i.slot, place, n.reads.front(), b.values[index(n.reads.front())].shape, state);
+  const TensorView to = value_view(i.slot, place, n.writes.front(), b.values[index(n.writes.front())].shape, state);
+  if (routed.routed) return exchange_rows(i, n, routed.ordinal, from, to, state);
+  if (from.columns || to.columns) throw std::logic_error("a collective on a view in " + b.name);
+  Communicator& group = ranks_->need(comm.group);
+  const Wire wire = wire_of(from.dtype);
+  backend_.wait();
+  switch (comm.collective) {
+    case Collective::all_gather:
+      group.all_gather(from.data, to.data, from.shape.elements() * wire.per_element, wire.dtype);
+      break;
+    case Collective::reduce_scatter:
+      group.reduce_scatter(from.data, to.data, to.shape.elements(), from.dtype);
+      break;
+    case Collective::all_reduce:
+      backend_.copy(from, to);
+      group.all_reduce(to.data, to.shape.elements(), to.dtype);
+      break;
+    default:
+      throw std::logic_error(fmt::format("{}: a {} inside a block", b.name, name_of(comm.collective)));
+  }
+  group.wait();
+}
+
+void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
+                         const TensorView& to, MicroBatchState& state) {
+  const CommCall& comm = std::get<CommCall>(n.call);
+  const bool dispatch = comm.collective == Collective::dispatch, forward = i.phase == Phase::forward;
+  tell(forward ? (dispatch ? "forward dispatch" : "forward combine")
+               : (dispatch ? "backward dispatch" : "backward combine"));
+  Communicator& group = ranks_->need(comm.group);
+  auto& routes = state.routes[index(i.slot)];
+  if (forward && dispatch) {
+    routes.resize(std::max(routes.size(), ordinal + 1));
+    routes[ordinal] = exchange_counts(
+        group, std::span(state.kept_rows[index(i.slot)])
+                   .subspan(ordinal * static_cast<std::size_t>(comm.experts), static_cast<std::size_t>(comm.experts)));
+    step_routes_.push_back({i.slot, i.micro_batch, routes[ordinal]});
+    const std::int64_t width = to.shape[to.shape.rank - 1], bound = to.shape.elements() / width;
+    if (routes[ordinal].received_rows() > bound)
+      throw std::runtime_error(
+          fmt::format("layer {}, micro-batch {}: {} rows reach the experts of rank {}, its buffer holds {} (overflow "
+                      "action: stop); a larger --routed-bound or a --capacity-factor would do",
+                      program_.slots[index(i.slot)].layer, i.micro_batch, routes[ordinal].received_rows(),
+                      ranks_->place().rank, bound));
+  }
+  const Exchange by{group, backend_, staging_.get()};
+  if (dispatch)
+    dispatch_rows(by, routes.at(ordinal), from, to);
+  else
+    combine_rows(by, routes.at(ordinal), from, to);
+  tell(forward ? "forward" : "backward");
+}
+
+void Walk::gather_weights(std::int32_t slot, std::int32_t buffer) {
+  gathered_[index(slot)] = buffer;
+  const Block& b = block_of(slot);
+  for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
+    if (notes_of(slot).gathered.offset[index(w)] < 0) continue;
+    const Parameter& p = parameters_.all()[parameters_.of(index(slot), w)];
+    const std::int64_t count = p.held_shape().elements();
+    TensorView mine = gathered_view(slot, w, count);
+    const Group group = shard_group(p.split);
+    if (p.shards > 1) mine.data += ranks_->place().index(group) * count * plain_bytes(mine.dtype);
+    TensorView held = p.view();
+    held.shape = mine.shape;
+    backend_.copy(held, mine);
+    if (p.shards == 1) continue;
+    const Wire wire = wire_of(mine.dtype);
+    backend_.wait();
+    ranks_->need(group).all_gather(mine.data, gathered_view(slot, w, count).data, count * wire.per_element, wire.dtype);
+  }
+  if (ranks_)
+    for (const Group g : {Group::data_shard, Group::expert_data_shard})
+      if (Communicator* c = ranks_->of(g)) c->wait();
+}
+
+/// Whether a trained weight's gradient crosses the network.
+bool Walk::reduces(const Parameter& p) const {
+  return ranks_ && (ranks_->of(shard_group(p.split)) || ranks_->of(replicate_group(p.split)));
+}
+
+void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
+  const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
+  const Block& b = block_of(i.slot);
+  for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
+    const ValueId g = b.weight_grads[index(w)];
+    if (g < 0) continue;
+    const Parameter& p = parameters_.all()[parameters_.of(index(i.slot), w)];
+    if (!reduces(p)) backend_.add(value_view(i.slot, place.backward, g, p.shape, state), p.gradient_view(), 1);
+  }
+}
+
+void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
+  const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
+  const Block& b = block_of(i.slot);
+  const DType type = backend_.held(problem_.runtime.reduce);
+  for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
+    const ValueId g = b.weight_grads[index(w)];
+    if (g < 0) continue;
+    const Parameter& p = parameters_.all()[parameters_.of(index(i.slot), w)];
+    if (!reduces(p)) continue;
+    const std::int64_t elements = p.shape.elements(), count = p.held_shape().elements(), width = plain_bytes(type);
+    const auto at = [&](std::int64_t first, std::int64_t n) {
+      return TensorView{staging_.get() + first * width, type, {n}};
+    };
+    backend_.copy(value_view(i.slot, place.backward, g, p.shape, state), at(0, elements));
+    if (const std::int64_t padding = count * p.shards - elements; padding > 0) backend_.clear(at(elements, padding));
+    backend_.wait();
+    TensorView part = at(0, count);
+    if (p.shards > 1) {
+      part = at(ranks_->place().index(shard_group(p.split)) * count, count);
+      ranks_->need(shard_group(p.split)).reduce_scatter(staging_.get(), part.data, count, type);
+    }
+    if (Communicator* replicas = ranks_->of(replicate_group(p.split))) replicas->all_reduce(part.data, count, type);
+    for (const Group group : {shard_group(p.split), replicate_group(p.split)})
+      if (Communicator* c = ranks_->of(group)) c->wait();
+    backend_.add(part, p.gradient_view(), 1);
+  }
+}
+
+/// A receive takes the sends before it along, so that neighbours that send to each other cannot block each other.
+void Walk::message(const Instance& i) {
+  const LanePlacement& lane = arena_.lane(i.micro_batch);
+  const auto& buffers = i.sent.value > 0 ? (i.with_next ? lane.leaving : lane.entering_gradients)
+                                         : (i.with_next ? lane.leaving_gradients : lane.entering);
+  Communicator& stages = ranks_->need(Group::pipeline);
+  const int peer = ranks_->place().stage() + (i.with_next ? 1 : -1);
+  const DType type = backend_.held(DType::bf16);
+  std::vector<Transfer> parts;
+  for (const std::int32_t id : buffers)
+    parts.push_back({buffer_view(id, DType::bf16, {0}).data, arena_.buffers[index(id)].bytes.value / plain_bytes(type),
+                     type, peer});
+  if (i.sent.value > 0) {
+    sending_.insert(sending_.end(), parts.begin(), parts.end());
+    return;
+  }
+  backend_.wait();
+  stages.send_receive(sending_, parts);
+  stages.wait();
+  sending_.clear();
+}
+
+void Walk::flush_sends() {
+  if (sending_.empty()) return;
+  tell("pipeline exchange");
+  backend_.wait();
+  ranks_->need(Group::pipeline).send_receive(sending_, {});
+  ranks_->need(Group::pipeline).wait();
+  sending_.clear();
+}
+
+}  // namespace moeplan

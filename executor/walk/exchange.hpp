@@ -1,0 +1,46 @@
+#pragma once
+/// Token copies to the ranks of their experts and back. A rank sends rows ordered by expert, then by token; a rank's
+/// experts get theirs ordered by expert, then by sending rank, then by token: the order that one rank with all tokens
+/// and all experts would have. How many go where is data: the counts are exchanged first, once a layer and micro-batch;
+/// backward and recompute use them again.
+
+#include "executor/backend/backend.hpp"
+#include "executor/comm/communicator.hpp"
+
+namespace moeplan {
+
+/// How a tensor's elements travel: types that a communicator does not know go as bytes.
+struct Wire {
+  DType dtype = DType::u8;
+  std::int64_t per_element = 1;  ///< elements of `dtype` for each of the tensor's
+};
+[[nodiscard]] Wire wire_of(DType held);
+
+/// Rows of one layer and micro-batch over the ranks of an expert group.
+struct Routes {
+  std::int64_t local_experts = 0;
+  std::vector<std::int64_t> sent;      ///< by rank: rows of this rank's tokens for the experts there
+  std::vector<std::int64_t> received;  ///< [rank][local expert]: rows of that rank's tokens for this rank's experts
+  std::vector<std::int64_t> rows_of_expert;  ///< by local expert, over all ranks
+  [[nodiscard]] std::int64_t sent_rows() const;
+  [[nodiscard]] std::int64_t received_rows() const;
+};
+
+/// Tells the group how many rows of this rank's tokens each of the experts (all of the layer's) is to get, and learns
+/// the same of the others.
+[[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert);
+
+/// What an exchange needs: scratch for as many bytes as the larger of both buffers.
+struct Exchange {
+  Communicator& group;
+  Backend& backend;
+  std::byte* scratch;
+};
+
+/// `from` [sent rows, width], by expert -> `to` [received rows, width], by local expert. Both may be longer; the rest
+/// stays as it is.
+void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+/// The way back: `from` by local expert -> `to` by expert; rows of `to` beyond those sent become zero.
+void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+
+}  // namespace moeplan
