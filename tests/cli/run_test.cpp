@@ -14,6 +14,17 @@ class RunCommand : public Folder {
     ASSERT_EQ(moeplan({"plan", "kimi-k3-tiny", "--device", "cpu", "--gpus", "1", "--runtime", "cpu", "--seq", "64", "--global-batch", "2", "--targets", "attention,dense,experts", "--rank", "4", "-o", file("plan.json"), "-q"}).exit_code, 0);
   }
   [[nodiscard]] std::string file(const char* name) const { return (folder / name).string(); }
+  /// A plan of eight sequences a step for so many data ranks, without groups or sharding.
+  [[nodiscard]] Json plan_for(int ranks) const {
+    const Finished made = moeplan({"plan", "kimi-k3-tiny", "--device", "cpu", "--gpus", std::to_string(ranks), "--runtime", "cpu", "--seq", "64", "--global-batch", "8", "--targets", "attention,dense,experts", "--rank", "4", "-o", file("base.json"), "-q"});
+    EXPECT_EQ(made.exit_code, 0) << made.err;
+    Json plan = load_json(file("base.json"));
+    plan["plan"]["parallelism"] = {{"pp", 1}, {"ep", 1}, {"dp_shard", 1}};
+    plan["plan"]["micro_batch"] = 1;
+    plan["plan"]["micro_batches"] = 8 / ranks;
+    plan["plan"]["recompute"] = "none";
+    return plan;
+  }
   static std::vector<Json> lines(const std::string& text) {
     std::vector<Json> out;
     std::istringstream in(text);
@@ -66,7 +77,11 @@ TEST_F(RunCommand, ContinuesAsIfItHadNotStopped) {
 }
 
 TEST_F(RunCommand, SavesAndEndsWithFiveOnASignal) {
+  Json two = plan_for(2);
+  two["plan"]["parallelism"]["ep"] = two["plan"]["parallelism"]["dp_shard"] = 2;
+  write("two.json", two.dump());
   for (const int signal : {SIGTERM, SIGUSR1}) {
+    const std::string plan = file(signal == SIGTERM ? "plan.json" : "two.json"), ranks = signal == SIGTERM ? "1" : "2";
     const std::string saves = (folder / ("saves" + std::to_string(signal))).string();
     int out[2];
     ASSERT_EQ(::pipe(out), 0);
@@ -75,7 +90,7 @@ TEST_F(RunCommand, SavesAndEndsWithFiveOnASignal) {
       ::dup2(out[1], 1);
       ::close(out[0]), ::close(out[1]);
       ::alarm(120);
-      ::execl(MOEPLAN_PROGRAM, MOEPLAN_PROGRAM, "run", file("plan.json").c_str(), "--steps", "1000000", "--json", "-q", "--checkpoint", saves.c_str(), static_cast<char*>(nullptr));
+      ::execl(MOEPLAN_PROGRAM, MOEPLAN_PROGRAM, "run", plan.c_str(), "--ranks", ranks.c_str(), "--steps", "1000000", "--json", "-q", "--checkpoint", saves.c_str(), static_cast<char*>(nullptr));
       ::_exit(126);
     }
     ::close(out[1]);
@@ -89,15 +104,57 @@ TEST_F(RunCommand, SavesAndEndsWithFiveOnASignal) {
     ::waitpid(child, &status, 0);
     ASSERT_TRUE(WIFEXITED(status)) << signal;
     EXPECT_EQ(WEXITSTATUS(status), 5) << signal;
-    const Finished resumed = moeplan({"run", file("plan.json"), "--steps", "1000000", "--stop-after", "1", "--json", "--checkpoint", saves, "--resume"});
+    const Finished resumed = moeplan({"run", plan, "--ranks", ranks, "--steps", "1000000", "--stop-after", "1", "--json", "--checkpoint", saves, "--resume"});
     EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
     EXPECT_NE(resumed.err.find("resumed at step"), std::string::npos) << resumed.err;
   }
 }
 
+TEST_F(RunCommand, RunsThePlansRanksAsThreadsAndResumesOnOne) {
+  // The same steps on four ranks and on one: expert parallel 4, weights sharded over 4, two micro-batches a rank.
+  write("one.json", plan_for(1).dump());
+  Json plan = plan_for(4);
+  plan["plan"]["parallelism"]["ep"] = plan["plan"]["parallelism"]["dp_shard"] = 4;
+  write("four.json", plan.dump());
+  const Finished whole = moeplan({"run", file("one.json"), "--steps", "3", "--float32", "--json"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const Finished four = moeplan({"run", file("four.json"), "--ranks", "4", "--routed-bound", "4", "--steps", "3", "--stop-after", "2", "--float32", "--checkpoint", file("saves"), "--adapter", file("adapter"), "--json", "-o", file("four_measured.json")});
+  ASSERT_EQ(four.exit_code, 0) << four.err;
+  const auto a = lines(whole.out), b = lines(four.out);
+  ASSERT_EQ(b.size(), 2u);
+  for (std::size_t s = 0; s < 2; ++s) {
+    EXPECT_NEAR(a[s].at("loss").get<double>(), b[s].at("loss").get<double>(), 1e-4);
+    EXPECT_NEAR(a[s].at("grad_norm").get<double>(), b[s].at("grad_norm").get<double>(), 1e-3 * a[s].at("grad_norm").get<double>());
+    EXPECT_EQ(a[s].at("tokens"), b[s].at("tokens"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "adapter" / "adapter_model.safetensors"));
+  const Json measured = load_json(file("four_measured.json"));
+  EXPECT_EQ(measured.at("ranks"), 4);
+  EXPECT_GT(measured.at("communication").at("all_to_all").at("sent_bytes"), 0);
+  for (const char* category : {"adapters", "optimizer", "gradients"})
+    EXPECT_EQ(measured.at("memory").at(category), measured.at("predicted_memory").at(category)) << category;
+  const Finished one = moeplan({"run", file("one.json"), "--steps", "3", "--float32", "--checkpoint", file("saves"), "--resume", "--json"});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  const auto c = lines(one.out);
+  ASSERT_EQ(c.size(), 1u);
+  EXPECT_NEAR(a[2].at("loss").get<double>(), c[0].at("loss").get<double>(), 1e-4);
+}
+
+TEST_F(RunCommand, EndsAllRanksWithFourWhenOneCannotGoOn) {
+  Json plan = plan_for(4);
+  plan["plan"]["parallelism"]["ep"] = plan["plan"]["parallelism"]["dp_replicate"] = 4;
+  write("four.json", plan.dump());
+  const Finished run = moeplan({"run", file("four.json"), "--ranks", "4", "--routed-bound", "1", "--steps", "2", "--json"});
+  EXPECT_EQ(run.exit_code, 4) << run.err << run.out;
+  EXPECT_NE(run.err.find("forward dispatch"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("overflow action: stop"), std::string::npos) << run.err;
+}
+
 TEST_F(RunCommand, RefusesWhatItCannotRun) {
   ASSERT_EQ(moeplan({"plan", "qwen3-30b-a3b", "--device", "h200", "--gpus", "8", "-o", file("eight.json"), "-q"}).exit_code, 0);
   expect_refused({"run", file("eight.json")}, "8 ranks");
+  expect_refused({"run", file("plan.json"), "--ranks", "2"}, "is for 1 rank; there are 2");
+  expect_refused({"run", file("plan.json"), "--ranks", "0"}, "--ranks");
   expect_refused({"run", file("plan.json"), "--weights", file("none")}, "cannot open the directory");
   expect_refused({"run", file("plan.json"), "--data", file("none.jsonl")}, "does not exist");
   expect_refused({"run", file("plan.json"), "--data", "text.txt"}, "no data file that is known");

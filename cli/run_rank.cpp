@@ -1,0 +1,264 @@
+#include "cli/run_rank.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "cli/backends.hpp"
+#include "cli/forecast_text.hpp"
+#include "cli/table.hpp"
+#include "core/write.hpp"
+#include "executor/adapter/peft.hpp"
+#include "executor/data/packer.hpp"
+#include "executor/monitor/monitor.hpp"
+#include "executor/train/measured.hpp"
+#include "executor/weights/load.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+std::int64_t peak_resident() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
+}
+
+Json provenance(const RunOptions& options, const Context& context, const std::string& device) {
+  Json out = Json::object();
+  out["device"] = device;
+  out["backend"] = options.backend;
+  out["arithmetic"] = options.float32 ? "f32" : "f32, stored as planned";
+  out["version"] = MOEPLAN_VERSION;
+  out["threads"] = context.threads > 0 ? context.threads : static_cast<int>(std::thread::hardware_concurrency());
+  out["date"] = fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)));
+  out["seed"] = options.train.seed;
+  out["peak_resident_bytes"] = peak_resident();
+  return out;
+}
+
+std::string step_line(const StepReport& r) {
+  return fmt::format("step {:>5}  loss {:<9.5g} grad norm {:<9.4g} lr {:<9.3g} {:>7.0f} tokens/s{}{}\n", r.step, r.loss,
+                     r.gradient_norm, r.learning_rate, r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0,
+                     r.routing.empty() ? "" : fmt::format("  max/mean load {:.2f}", r.max_over_mean),
+                     r.drop_rate > 0 ? fmt::format("  dropped {}", percent(r.drop_rate)) : "");
+}
+
+std::string memory_text(const Context& context, const MemoryBreakdown& predicted, const MemoryBreakdown& measured) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [category, name] : EnumNames<MemoryCategory>::names) {
+    if (predicted[category].value == 0 && measured[category].value == 0) continue;
+    std::string words(name);
+    std::replace(words.begin(), words.end(), '_', ' ');
+    rows.push_back({category == MemoryCategory::allocator_reserve ? "gaps of the arena" : words,
+                    human(predicted[category]), human(measured[category])});
+  }
+  rows.push_back({"peak", human(predicted.peak()), human(measured.peak())});
+  return heading(context, "memory, predicted beside measured") + "\n" +
+         table({{""}, {"predicted", true}, {"measured", true}}, rows);
+}
+
+/// What rank 0 put on the network in the last steps: calls and bytes by kind.
+Json communication_json(Trainer& trainer) {
+  Json out = Json::object();
+  const CommCounters counters = trainer.ranks()->counters();
+  for (const auto& [kind, name] : EnumNames<CommKind>::names)
+    if (const CommCounter& c = counters[static_cast<std::size_t>(kind)]; c.calls > 0)
+      out[std::string(name)] = {{"calls", c.calls}, {"payload_bytes", c.payload}, {"sent_bytes", c.sent}};
+  return out;
+}
+
+void say_now(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+/// Training as one rank: alone, or with the others over `world`.
+class RankRun {
+ public:
+  RankRun(Session& session, Communicator* world, Progress* progress)
+      : s_(session),
+        o_(session.options),
+        problem_(session.loaded.problem),
+        plan_(session.loaded.plan),
+        world_(world),
+        progress_(progress),
+        first_(!world || world->rank() == 0),
+        opened_(open_backend(o_.backend, o_.float32)),
+        backend_(opened_.backend.get()),
+        trainer_(problem_, plan_, *backend_, o_.train, world, progress),
+        data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed), plan_.micro_batch,
+              problem_.workload.sequence_length, !o_.no_packing, o_.train.seed) {}
+
+  void run() {
+    start();
+    Watch watch;
+    int signal = 0;
+    const std::int64_t last =
+        o_.stop_after ? std::min(o_.train.steps, trainer_.steps_done() + *o_.stop_after) : o_.train.steps;
+    while (trainer_.steps_done() < last && signal == 0) {
+      if (first_ && trainer_.steps_done() + 1 == last) {  // the last step's calls are timed; the others run undisturbed
+        recorder_.emplace(trainer_.program());
+        trainer_.walk().time([&](const Instance& i, const BlockNode& n, double begin, double end) {
+          recorder_->record(i, n, begin, end);
+        });
+      }
+      const StepReport report = trainer_.step(batches());
+      if (first_) show(report, watch);
+      signal = agreed(first_ ? s_.signals.pending() : 0);
+      if (!o_.checkpoint.empty() && signal == 0 && o_.save_every > 0 && trainer_.steps_done() % o_.save_every == 0)
+        (void)save();
+    }
+    finish(signal);
+  }
+
+ private:
+  Parameters& whole() { return world_ ? s_.whole->parameters() : trainer_.parameters(); }
+  void tell(const char* phase) {
+    if (progress_) progress_->set_phase(phase);
+  }
+  void gather_state() {
+    if (world_) collect(trainer_, problem_, first_ ? &*s_.whole : nullptr);
+  }
+  void hand_out_state() {
+    if (!world_) return;
+    world_->barrier();  // rank 0 has filled it
+    distribute(*s_.whole, trainer_);
+    world_->barrier();
+  }
+
+  void start() {
+    randomise(trainer_.parameters(), o_.train.seed, problem_.model, *backend_);
+    if (!o_.weights.empty())
+      load_weights(TensorFiles(o_.weights), problem_.model, trainer_.parameters(), *backend_);
+    else if (first_)
+      s_.out.notes.emplace_back("no --weights: seeded random weights");
+    if (!o_.from_adapter.empty()) {
+      gather_state();
+      if (first_) load_adapter(o_.from_adapter, problem_, whole(), *backend_);
+      hand_out_state();
+    }
+    if (!o_.resume) return;
+    tell("load");
+    if (first_) s_.resumed = load_checkpoint(o_.checkpoint, s_.fingerprint, whole(), *backend_);
+    if (world_) world_->barrier();
+    if (!s_.resumed) {
+      if (first_) s_.out.notes.push_back(o_.checkpoint + " holds no save: training begins");
+      return;
+    }
+    hand_out_state();
+    trainer_.set_steps_done(s_.resumed->progress.step);
+    data_.seek(s_.resumed->progress.data);
+    if (!first_) return;
+    for (const std::string& note : s_.resumed->notes) s_.out.notes.push_back("a save is broken: " + note);
+    s_.out.notes.push_back(
+        fmt::format("resumed at step {} from {}", s_.resumed->progress.step, s_.resumed->directory.string()));
+  }
+
+  /// Every rank draws the step's data and keeps its share: number j of data rank d is j x ranks + d.
+  std::vector<Batch> batches() {
+    std::vector<Batch> out;
+    const int ranks = plan_.parallelism.dp(), mine = trainer_.parameters().place().data_index();
+    for (std::int64_t i = 0; i < plan_.micro_batches * ranks; ++i)
+      if (Batch b = data_.next(); i % ranks == mine) out.push_back(std::move(b));
+    return out;
+  }
+
+  /// What rank 0 says.
+  int agreed(int mine) {
+    if (!world_) return mine;
+    const std::int64_t word = mine;
+    return static_cast<int>(world_->gather_words(std::span(&word, 1)).front());
+  }
+
+  void show(const StepReport& report, Watch& watch) {
+    tokens_ += report.tokens;
+    const Json line = step_json(report, trainer_.memory());
+    for (std::string& warning : watch.warnings(report)) {
+      if (s_.context.json)
+        s_.out.notes.push_back(std::move(warning));
+      else
+        say_now("warning: " + warning + "\n");
+    }
+    if (s_.context.json)
+      say_now(line.dump() + "\n");
+    else if (!s_.context.quiet)
+      say_now(step_line(report));
+    s_.context.show_progress(static_cast<double>(report.step) / static_cast<double>(o_.train.steps));
+    steps_.push_back(line);
+    if (!o_.prometheus.empty())
+      write_text_file(o_.prometheus, prometheus_text(report, trainer_.memory(), s_.predicted, tokens_));
+  }
+
+  std::optional<Saved> save() {
+    tell("save");
+    gather_state();
+    std::optional<Saved> saved;
+    if (first_)
+      saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed},
+                              whole(), *backend_);
+    if (world_) world_->barrier();
+    return saved;
+  }
+
+  void finish(int signal) {
+    if (!o_.checkpoint.empty()) {
+      const auto saved = save();
+      if (first_ && signal != 0)
+        s_.out.notes.push_back(fmt::format("interrupted by signal {}: saved at step {} in {}", signal,
+                                           trainer_.steps_done(), saved->directory.string()));
+    } else if (first_ && signal != 0) {
+      s_.out.notes.push_back(fmt::format("interrupted by signal {} at step {}; nothing is saved without --checkpoint",
+                                         signal, trainer_.steps_done()));
+    }
+    if (!o_.adapter.empty() && signal == 0) {
+      gather_state();
+      if (first_) {
+        save_adapter(o_.adapter, export_adapter(
+                                     whole(), problem_, [&](const Parameter& p) { return values_of(p, *backend_); },
+                                     o_.dialect == "D1" ? AdapterDialect::per_expert : AdapterDialect::param_wrapper));
+        s_.out.notes.push_back(o_.adapter + ": adapter, dialect " + o_.dialect);
+      }
+    }
+    if (!first_) return;
+    const MemoryBreakdown measured = trainer_.memory();
+    if (!o_.output.empty()) {
+      Json file = Json::object();
+      file["format"] = "moeplan.measured.v1";
+      file["timeline"] = recorder_ ? to_json(recorder_->timeline()) : Json(nullptr);
+      file["memory"] = memory_json(measured);
+      file["predicted_memory"] = memory_json(s_.predicted);
+      file["ranks"] = plan_.parallelism.world();
+      if (world_) file["communication"] = communication_json(trainer_);
+      file["steps"] = steps_;
+      file["provenance"] = provenance(o_, s_.context, opened_.device);
+      write_text_file(o_.output, file.dump(1) + "\n");
+    }
+    s_.out.exit_code = signal == 0 ? 0 : o_.checkpoint.empty() ? kFailed : kInterrupted;
+    if (!s_.context.json) s_.out.text = "\n" + memory_text(s_.context, s_.predicted, measured);
+  }
+
+  Session& s_;
+  const RunOptions& o_;
+  const Problem& problem_;
+  const Plan& plan_;
+  Communicator* world_;
+  Progress* progress_;
+  const bool first_;
+  OpenBackend opened_;
+  Backend* backend_;
+  Trainer trainer_;
+  Packer data_;
+  std::optional<StepRecorder> recorder_;
+  Json steps_ = Json::array();
+  std::int64_t tokens_ = 0;
+};
+
+}  // namespace
+
+void run_rank(Session& session, Communicator* world, Progress* progress) { RankRun(session, world, progress).run(); }
+
+}  // namespace moeplan::cli
