@@ -160,7 +160,7 @@ Output run(const Context& context, const std::string& file) {
   const LoadedPlan loaded = read_plan_file(load_json(file), file);
   const Forecast f = forecast(loaded.problem, loaded.plan);
   const std::vector<Neighbour> near = neighbours(loaded.problem, loaded.plan, context.threads);
-  const Simulation s = simulate(loaded, {});
+  const Simulation s = simulate(loaded.problem, loaded.plan);
   const Choice sure = choice(loaded, f, context.threads);
   if (context.json) return {explained_json(loaded, f, near, s, sure).dump(2) + "\n", {}, 0};
   const Plan& p = loaded.plan;

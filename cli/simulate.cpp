@@ -27,12 +27,6 @@ struct Options {
   LoadOptions load;
 };
 
-std::vector<MemoryTimeline> memory_of(const Simulation& s, const LoadedPlan& loaded) {
-  std::vector<MemoryTimeline> out;
-  for (std::size_t r = 0; r < s.stages.size(); ++r) out.push_back(memory_timeline(s.stages[r], loaded.problem, loaded.plan, s.job, s.played, static_cast<std::int32_t>(r)));
-  return out;
-}
-
 Json report_json(const Simulation& s, const Forecast& f, const std::vector<MemoryTimeline>& memory) {
   Json ranks = Json::array();
   for (std::size_t r = 0; r < s.idle.size(); ++r)
@@ -69,9 +63,9 @@ Output run(const Context& context, const Options& options) {
     if (!launch || launch->value < 0 || launch->value > 1) throw InputError("--host-launch", shown(options.host_launch), "give a time from 0 to 1 s, e.g. \"5 us\"");
     how.host_launch = *launch;
   }
-  const Simulation s = simulate(loaded, how);
+  const Simulation s = simulate(loaded.problem, loaded.plan, how);
   const StepTimeline t = timeline(s.job, s.played);
-  const std::vector<MemoryTimeline> memory = memory_of(s, loaded);
+  const std::vector<MemoryTimeline> memory = memory_timelines(s, loaded.problem, loaded.plan);
   const Forecast f = forecast(loaded.problem, loaded.plan);
   Output out;
   const auto write = [&](const std::string& file, const std::string& text, const char* what) {

@@ -5,9 +5,6 @@
 #include <algorithm>
 
 #include "cli/table.hpp"
-#include "core/error.hpp"
-#include "planner/load_factors.hpp"
-#include "sim/engine/costs.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -19,30 +16,6 @@ std::string spaced(std::string_view name) {
 }
 
 }  // namespace
-
-Simulation simulate(const LoadedPlan& loaded, const SimulationOptions& options) {
-  const Problem& problem = loaded.problem;
-  const Parallelism& par = loaded.plan.parallelism;
-  LoadFactors factors(problem);
-  factors.prepare(loaded.plan);
-  const double load = factors.stage(loaded.plan, 0, static_cast<std::int64_t>(problem.model.layers.size())).p50.step;
-  const Prices prices(problem.cluster.device, problem.profile, problem.runtime);
-  const Links links(problem.cluster, problem.runtime);
-  const Costs costs = options.interference ? interfering_costs(prices, links, par, problem.cluster.device, load) : model_costs(prices, links, par, load);
-  Simulation out;
-  for (int s = 0; s < par.pp; ++s) out.stages.push_back(lower(problem, loaded.plan, s * par.stage_ranks(), load));
-  std::vector<PlayedRank> ranks = folded(out.stages, par, costs);
-  if (options.straggler) {
-    if (*options.straggler < 0 || *options.straggler >= par.world())
-      throw InputError("--straggler", fmt::format("rank {} is outside the plan's {} ranks", *options.straggler, par.world()));
-    ranks[static_cast<std::size_t>(*options.straggler / par.stage_ranks())].slowdown = options.straggler_slowdown;
-  }
-  out.job = make_job(ranks, par);
-  out.played = play(out.job, {.cluster = options.contention ? &problem.cluster : nullptr, .interference = options.interference, .host_launch = to_picoseconds(options.host_launch)});
-  out.critical = critical_path(out.job, out.played);
-  out.idle = idle_time(out.job, out.played);
-  return out;
-}
 
 Json times_json(const ActivityTimes& times) {
   Json out = Json::object();

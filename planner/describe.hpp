@@ -1,0 +1,18 @@
+#pragma once
+/// Plans and problems as JSON and as short text, the same for the command line and the window.
+
+#include "core/spec/forecast.hpp"
+
+namespace moeplan {
+
+/// One element of `plans`.
+[[nodiscard]] Json plan_json(const RankedPlan& ranked);
+/// The problem without its bulk: inputs in full, the profile by name and source.
+[[nodiscard]] Json problem_json(const Problem& problem);
+
+/// "pp2 ep64 dp4x16": the degrees that are not 1.
+[[nodiscard]] std::string layout_text(const Parallelism& p);
+/// "LoRA r64 on attention, dense".
+[[nodiscard]] std::string tuning_text(const Workload& workload);
+
+}  // namespace moeplan
