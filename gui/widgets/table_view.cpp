@@ -1,0 +1,122 @@
+#include "gui/widgets/table_view.hpp"
+
+#include <QApplication>
+#include <QClipboard>
+#include <QHeaderView>
+#include <QKeyEvent>
+#include <QMenu>
+#include <algorithm>
+
+#include "core/json.hpp"
+#include "gui/models/plans_model.hpp"
+
+namespace moeplan::gui {
+
+QString csvCell(const QString& text) {
+  QString out = text;
+  if (!out.isEmpty() && QStringLiteral("=+-@\t\r").contains(out[0])) {
+    bool number = false;
+    out.toDouble(&number);
+    if (!number) out.prepend(QLatin1Char('\''));
+  }
+  if (!out.contains(QLatin1Char(',')) && !out.contains(QLatin1Char('"')) && !out.contains(QLatin1Char('\n')) && !out.contains(QLatin1Char('\r'))) return out;
+  return QLatin1Char('"') + out.replace(QLatin1Char('"'), QStringLiteral("\"\"")) + QLatin1Char('"');
+}
+
+TableView::TableView(const QString& accessibleName, QWidget* parent) : QTableView(parent) {
+  setAccessibleName(accessibleName);
+  setSelectionBehavior(SelectRows);
+  setSelectionMode(ExtendedSelection);
+  setAlternatingRowColors(true);
+  setShowGrid(false);
+  setWordWrap(false);
+  setTabKeyNavigation(false);
+  setCornerButtonEnabled(false);
+  verticalHeader()->hide();
+  verticalHeader()->setSectionResizeMode(QHeaderView::Fixed);
+  horizontalHeader()->setHighlightSections(false);
+  horizontalHeader()->setStretchLastSection(true);
+  horizontalHeader()->setContextMenuPolicy(Qt::CustomContextMenu);
+  connect(horizontalHeader(), &QWidget::customContextMenuRequested, this, &TableView::chooseColumns);
+}
+
+void TableView::fitColumns() {
+  const int em = fontMetrics().height();
+  verticalHeader()->setDefaultSectionSize(em * 3 / 2);
+  if (!model()) return;
+  // The first rows say how wide: asking 100,000 would block.
+  const int rows = std::min(model()->rowCount(), 60);
+  for (int c = 0; c < model()->columnCount(); ++c) {
+    int width = fontMetrics().horizontalAdvance(model()->headerData(c, Qt::Horizontal).toString()) + 2 * em;
+    for (int r = 0; r < rows; ++r) width = std::max(width, fontMetrics().horizontalAdvance(model()->index(r, c).data().toString()) + em);
+    setColumnWidth(c, std::min(width, 40 * em));
+  }
+}
+
+QString TableView::selectionAsTsv() const {
+  if (!model() || !selectionModel()) return {};
+  QStringList lines, header;
+  std::vector<int> columns;
+  for (int c = 0; c < model()->columnCount(); ++c)
+    if (!isColumnHidden(c)) columns.push_back(c), header << model()->headerData(c, Qt::Horizontal).toString();
+  lines << header.join(QLatin1Char('\t'));
+  QModelIndexList rows = selectionModel()->selectedRows();
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.row() < b.row(); });
+  for (const QModelIndex& row : rows) {
+    QStringList cells;
+    for (const int c : columns) cells << row.siblingAtColumn(c).data().toString().replace(QLatin1Char('\t'), QLatin1Char(' '));
+    lines << cells.join(QLatin1Char('\t'));
+  }
+  return lines.join(QLatin1Char('\n')) + QLatin1Char('\n');
+}
+
+QString TableView::asCsv() const {
+  if (!model()) return {};
+  QString out;
+  const int columns = model()->columnCount();
+  for (int c = 0; c < columns; ++c) out += (c ? QStringLiteral(",") : QString()) + csvCell(model()->headerData(c, Qt::Horizontal).toString());
+  out += QLatin1Char('\n');
+  for (int r = 0; r < model()->rowCount(); ++r) {
+    for (int c = 0; c < columns; ++c) {
+      const QModelIndex i = model()->index(r, c);
+      const QVariant number = i.data(kNumberRole);
+      const bool textual = i.data(Qt::TextAlignmentRole).toInt() & Qt::AlignLeft;
+      out += (c ? QStringLiteral(",") : QString()) + (number.isValid() && !textual ? QString::fromStdString(Json(number.toDouble()).dump()) : csvCell(i.data().toString()));
+    }
+    out += QLatin1Char('\n');
+  }
+  return out;
+}
+
+void TableView::setColumnShown(int column, bool shown) { setColumnHidden(column, !shown); }
+
+void TableView::keyPressEvent(QKeyEvent* event) {
+  if (event->matches(QKeySequence::Copy)) {
+    QApplication::clipboard()->setText(selectionAsTsv());
+    return;
+  }
+  if (event->key() == Qt::Key_Menu || (event->key() == Qt::Key_F10 && event->modifiers() == Qt::ShiftModifier)) return chooseColumns({0, horizontalHeader()->height()});
+  // Letters are shortcuts here, not a search by prefix.
+  if (event->text().size() == 1 && event->text()[0].isLetterOrNumber() && event->modifiers() == Qt::NoModifier) return event->ignore();
+  QTableView::keyPressEvent(event);
+}
+
+void TableView::changeEvent(QEvent* event) {
+  QTableView::changeEvent(event);
+  if (event->type() == QEvent::FontChange || event->type() == QEvent::ApplicationFontChange) fitColumns();
+}
+
+void TableView::chooseColumns(const QPoint& at) {
+  if (!model()) return;
+  auto* menu = new QMenu(this);
+  menu->setAttribute(Qt::WA_DeleteOnClose);
+  for (int c = 0; c < model()->columnCount(); ++c) {
+    QAction* action = menu->addAction(model()->headerData(c, Qt::Horizontal).toString());
+    action->setCheckable(true);
+    action->setChecked(!isColumnHidden(c));
+    connect(action, &QAction::toggled, this, [this, c](bool on) { setColumnShown(c, on); });
+  }
+  menu->popup(horizontalHeader()->mapToGlobal(at));
+}
+
+}  // namespace moeplan::gui

@@ -1,0 +1,92 @@
+#pragma once
+/// Rows of events over time, drawn from a TraceStore: any zoom costs what the pixels cost. Keys and mouse are on the cheat sheet (?).
+
+#include <QAbstractScrollArea>
+#include <optional>
+#include <set>
+
+#include "gui/models/trace_store.hpp"
+
+namespace moeplan::gui {
+
+/// A line on the timeline's own axis: memory of a rank over time.
+struct Counter {
+  QString name, unit;
+  std::vector<double> seconds, values;   ///< steps: a value holds until the next moment
+};
+
+class TimelineView : public QAbstractScrollArea {
+  Q_OBJECT
+
+ public:
+  explicit TimelineView(QWidget* parent = nullptr);
+  void setStore(TraceStore store, std::vector<Counter> counters);
+  [[nodiscard]] const TraceStore& store() const { return store_; }
+  struct Selected { int row = -1; std::int64_t event = -1; };
+  [[nodiscard]] Selected selected() const { return selected_; }
+  void select(int row, std::int64_t event);
+  void fit();
+  void zoomTo(Picoseconds from, Picoseconds to);
+  [[nodiscard]] Picoseconds from() const { return from_; }
+  [[nodiscard]] Picoseconds to() const { return to_; }
+  /// Rows whose label holds every word; empty: all.
+  void setFilter(const QString& words);
+  [[nodiscard]] const std::vector<int>& visibleRows() const { return visible_; }
+  void togglePinned(int row);
+  void toggleHidden(int row);
+  void showHidden();
+  void paint(QPainter& painter, const QRect& area);
+  void setErrorText(std::function<QString(int row, std::int64_t event)> text) { errorText_ = std::move(text); }
+
+ Q_SIGNALS:
+  void selectionChanged();
+  void spanSelected(qint64 from, qint64 to);   ///< picoseconds; both 0: cleared
+
+ protected:
+  void paintEvent(QPaintEvent* event) override;
+  void resizeEvent(QResizeEvent* event) override;
+  void keyPressEvent(QKeyEvent* event) override;
+  void mousePressEvent(QMouseEvent* event) override;
+  void mouseMoveEvent(QMouseEvent* event) override;
+  void mouseReleaseEvent(QMouseEvent* event) override;
+  void mouseDoubleClickEvent(QMouseEvent* event) override;
+  void wheelEvent(QWheelEvent* event) override;
+  void scrollContentsBy(int dx, int dy) override;
+  bool viewportEvent(QEvent* event) override;
+  void changeEvent(QEvent* event) override;
+
+ private:
+  void arrange();
+  void zoom(double factor, double at);
+  void pan(double share);
+  [[nodiscard]] int rowHeight() const;
+  [[nodiscard]] int labelWidth() const;
+  [[nodiscard]] int headHeight() const;
+  [[nodiscard]] int counterHeight() const;
+  [[nodiscard]] int rowAt(int y) const;
+  [[nodiscard]] int yOf(int row) const;
+  [[nodiscard]] double xOf(Picoseconds t, const QRect& area) const;
+  [[nodiscard]] Picoseconds timeAt(double x) const;
+  void paintAxis(QPainter& painter, const QRect& area) const;
+  void paintCounters(QPainter& painter, const QRect& area) const;
+  void paintRow(QPainter& painter, const QRect& area, int row, int y) const;
+  void paintFlows(QPainter& painter, const QRect& area) const;
+  void reveal();
+
+  TraceStore store_;
+  std::vector<Counter> counters_;
+  std::vector<int> visible_, place_;
+  std::set<int> pinned_, hidden_;
+  QStringList words_;
+  Picoseconds from_ = 0, to_ = 1;
+  Selected selected_;
+  std::optional<std::pair<Picoseconds, Picoseconds>> span_;
+  enum class Drag : std::uint8_t { none, pan, span } drag_ = Drag::none;
+  QPoint pressed_, last_;
+  std::function<QString(int, std::int64_t)> errorText_;
+};
+
+/// "12.3 ms" for a span of time.
+[[nodiscard]] QString timeText(Picoseconds t);
+
+}  // namespace moeplan::gui
