@@ -2,6 +2,7 @@
 # Installs what is missing (Debian 12), builds, and runs moeplan.
 #   ./run.sh              the main job: Kimi K3 fine-tuned with LoRA on 128 H200, planned; and a tiny model of its shape, trained here
 #   ./run.sh ARGUMENTS    moeplan with these arguments, e.g. ./run.sh inspect kimi-k3
+#   ./run.sh gui [FILE]   the window (installs Qt 6 and QCustomPlot)
 set -euo pipefail
 start=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -9,6 +10,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source cmake/prepare.sh
 
 install_missing
+if [ "${1:-}" = gui ]; then
+  install_gui
+  build moeplan
+  if ninja -C build -n moeplan_gui >/dev/null 2>&1; then build moeplan_gui; fi
+  if [ ! -x build/moeplan-gui ]; then
+    say "skipped: moeplan-gui (no Qt 6 or no QCustomPlot)"
+    exit 2
+  fi
+  shift
+  program=$PWD/build/moeplan-gui
+  cd "$start"
+  exec "$program" "$@"
+fi
 build moeplan
 program=$PWD/build/moeplan
 cd "$start" # file arguments are the caller's

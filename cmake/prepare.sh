@@ -3,6 +3,8 @@
 
 # What the program and its tests need from Debian 12; nothing else is installed.
 packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libboost-dev libcli11-dev libeigen3-dev libtbb-dev libgtest-dev)
+# What moeplan-gui needs besides; without them it is skipped by name. `./test.sh` and `./run.sh gui` install them, the planner alone does not.
+gui_packages=(qt6-base-dev qt6-svg-dev libqcustomplot-dev libqcustomplot2.1-qt6)
 
 say() { printf '== %s\n' "$*" >&2; }
 
@@ -27,6 +29,22 @@ install_missing() {
   say "installing from Debian: ${missing[*]}"
   "${as_root[@]}" apt-get update -q >&2
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+}
+
+# Installs the window's packages where that is possible; where it is not, goes on without.
+install_gui() {
+  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || return 0
+  if dpkg-query -W -f='${db:Status-Abbrev}\n' "${gui_packages[@]}" 2>/dev/null | cut -c1-2 | grep -c '^ii' | grep -qx "${#gui_packages[@]}"; then return 0; fi
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || return 0
+    as_root=(sudo -n)
+  fi
+  say "installing from Debian, for moeplan-gui: ${gui_packages[*]}"
+  { "${as_root[@]}" apt-get update -q && "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${gui_packages[@]}"; } >&2 ||
+    say "that failed; going on without moeplan-gui"
+  # A build folder from before looks again.
+  if [ -f build/build.ninja ]; then cmake -S . -B build >/dev/null; fi
 }
 
 # build [TARGET]: all cores; ccache is used if it is there. Prints only when there is something to do.
