@@ -245,7 +245,7 @@ void ExpertsPage::drawTraffic() {
   const int nodes = (ranks + perNode - 1) / perNode;
   const double sent = view_.copies * view_.bytesPerCopy / 1e6 / ranks;   // MB from one rank to a rank of mean load
   const int what = map_->currentIndex();
-  QCPColorMapData* data = trafficMap_->data();
+  QCPColorMapData* cells = trafficMap_->data();
   const auto labels = [&](const QString& x, const QString& y, const QString& unit) {
     traffic_->xAxis->setLabel(x);
     traffic_->yAxis->setLabel(y);
@@ -253,27 +253,27 @@ void ExpertsPage::drawTraffic() {
   };
   // QCustomPlot spreads n cells over n - 1 gaps; one cell alone needs a width of its own.
   const auto size = [&](int nx, int ny) {
-    data->setSize(nx, ny);
-    data->setRange(QCPRange(0, std::max(1, nx - 1)), QCPRange(0, std::max(1, ny - 1)));
+    cells->setSize(nx, ny);
+    cells->setRange(QCPRange(0, std::max(1, nx - 1)), QCPRange(0, std::max(1, ny - 1)));
     traffic_->setFitter([this, nx, ny] { traffic_->xAxis->setRange(-0.5, nx - 0.5); traffic_->yAxis->setRange(-0.5, ny - 0.5); });
   };
   const std::vector<double>& load = view_.after;
   if (what == 0) {
     size(ranks, ranks);
     for (int i = 0; i < ranks; ++i)
-      for (int j = 0; j < ranks; ++j) data->setCell(j, i, i == j ? 0 : sent * load[static_cast<std::size_t>(j)]);
+      for (int j = 0; j < ranks; ++j) cells->setCell(j, i, i == j ? 0 : sent * load[static_cast<std::size_t>(j)]);
     labels(tr("to rank"), tr("from rank"), tr("dispatch [MB]"));
   } else if (what == 1) {
     size(nodes, nodes);
-    data->fill(0);
+    cells->fill(0);
     for (int i = 0; i < ranks; ++i)
       for (int j = 0; j < ranks; ++j)
-        if (i / perNode != j / perNode) data->setCell(j / perNode, i / perNode, data->cell(j / perNode, i / perNode) + sent * load[static_cast<std::size_t>(j)]);
+        if (i / perNode != j / perNode) cells->setCell(j / perNode, i / perNode, cells->cell(j / perNode, i / perNode) + sent * load[static_cast<std::size_t>(j)]);
     labels(tr("to node"), tr("from node"), tr("dispatch [MB]"));
   } else {
     size(perNode, nodes);
-    data->fill(0);
-    for (int r = 0; r < ranks; ++r) data->setCell(r % perNode, r / perNode, load[static_cast<std::size_t>(r)]);
+    cells->fill(0);
+    for (int r = 0; r < ranks; ++r) cells->setCell(r % perNode, r / perNode, load[static_cast<std::size_t>(r)]);
     labels(tr("device of the node"), tr("node"), tr("load over the mean"));
   }
   traffic_->setReadout([this](double x, double y) -> QString {

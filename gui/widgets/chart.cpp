@@ -29,7 +29,7 @@ Chart::Chart(const QString& accessibleName, QWidget* parent) : QCustomPlot(paren
   empty_->setVisible(false);
   if (QCPLayer* overlay = layer(QStringLiteral("overlay"))) overlay->setMode(QCPLayer::lmBuffered);
   connect(this, &QCustomPlot::legendClick, this, [this](QCPLegend*, QCPAbstractLegendItem* item, QMouseEvent*) {
-    const auto* plottableItem = qobject_cast<QCPPlottableLegendItem*>(item);
+    auto* plottableItem = qobject_cast<QCPPlottableLegendItem*>(item);
     if (!plottableItem) return;
     QCPAbstractPlottable* plot = plottableItem->plottable();
     plot->setVisible(!plot->visible());

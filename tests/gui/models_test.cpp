@@ -14,6 +14,7 @@
 #include "gui/models/why_not.hpp"
 #include "gui/widgets/table_view.hpp"
 #include "gui/widgets/treemap.hpp"
+#include "sim/load/expert_load.hpp"
 #include "tests/gui/gui_test.hpp"
 
 namespace moeplan::gui_test {
@@ -65,7 +66,9 @@ TEST(GuiModels, AFilteredAndSortedPlanKeepsItsRank) {
     EXPECT_EQ(plan % 4, 3);
     EXPECT_TRUE(model.index(r, 0).data().toString().startsWith(QString::number(plan + 1)));
     EXPECT_LT(model.result()->answer.plans[static_cast<std::size_t>(plan)].forecast.memory_p95.peak().value, 130'000'000'000);
-    if (r) EXPECT_LT(plan, model.planAt(r - 1));
+    if (r) {
+      EXPECT_LT(plan, model.planAt(r - 1));
+    }
   }
 }
 
@@ -162,7 +165,7 @@ TEST(GuiModels, AnExpertDegreeThatDoesNotDivideIsExplainedAndMended) {
 
 TEST(GuiModels, BalancedWhatIfIsUniformAndWiderIsWider) {
   const Problem problem = problem_of(MOEPLAN_CONFIGS, smallDraft());
-  const auto worst = [&](double imbalance) { return rank_factor(expert_shares(applied(problem, {.imbalance = imbalance}).load, 48, 128).front(), 8); };
+  const auto worst = [&](double imbalance) { return rank_factor(expert_shares(applied(problem, {.imbalance = imbalance, .bandwidth = 1, .price = {}}).load, 48, 128).front(), 8); };
   EXPECT_NEAR(worst(0), 1, 1e-9);
   EXPECT_GT(worst(2), worst(1));
   EXPECT_GT(worst(1), 1.01);

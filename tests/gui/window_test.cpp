@@ -13,6 +13,7 @@
 #include "gui/app/export.hpp"
 #include "gui/models/plans_model.hpp"
 #include "gui/models/project.hpp"
+#include "gui/models/run_model.hpp"
 #include "gui/pages/experts_page.hpp"
 #include "gui/pages/memory_page.hpp"
 #include "gui/pages/plans_page.hpp"
@@ -68,7 +69,9 @@ TEST_F(Gui, NumbersEqualTheCommandLineToTheDigit) {
       const Json& value = there.at(Json::json_pointer(("/" + path).toStdString()));
       const QVariant shown = page->model()->index(page->model()->rowOf(static_cast<int>(i)), static_cast<int>(c)).data(kNumberRole);
       ASSERT_EQ(value.is_null(), !shown.isValid());
-      if (!value.is_null()) ASSERT_EQ(value.get<double>(), shown.toDouble()) << path.toStdString() << " of plan " << i;
+      if (!value.is_null()) {
+        ASSERT_EQ(value.get<double>(), shown.toDouble()) << path.toStdString() << " of plan " << i;
+      }
     }
   }
   // What is exported are those digits.
