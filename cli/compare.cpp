@@ -78,7 +78,7 @@ Output run(const Context& context, const Options& options) {
   const Forecast forecast = moeplan::forecast(loaded.problem, loaded.plan);
   const Pair step{forecast.step.value, median(seconds)};
 
-  const Simulation simulation = simulate(loaded, {});
+  const Simulation simulation = simulate(loaded.problem, loaded.plan);
   StepTimeline predicted = timeline(simulation.job, simulation.played);
   std::map<std::string, Pair> calls;
   for (const auto& [name, s] : operators(predicted, 0)) calls[name].predicted = s;

@@ -4,6 +4,7 @@
 #include <QCommandLineParser>
 #include <QDir>
 #include <QElapsedTimer>
+#include <QFontMetrics>
 #include <QStandardPaths>
 #include <QTimer>
 #include <cstdio>
@@ -62,7 +63,8 @@ int main(int argc, char** argv) {
   const QString look = parser.value(theme);
   window.setLook(look == QLatin1String("dark") ? Look::dark : look == QLatin1String("light") ? Look::light : look == QLatin1String("contrast") ? Look::high_contrast : Look::system);
   window.setScale(parser.value(scale).toDouble() / 100);
-  QSize pixels(window.fontMetrics().averageCharWidth() * 190, window.fontMetrics().height() * 54);
+  const QFontMetrics metrics(QApplication::font());
+  QSize pixels(metrics.averageCharWidth() * 190, metrics.height() * 54);
   if (const QStringList wh = parser.value(size).split(QLatin1Char('x')); wh.size() == 2) pixels = QSize(wh[0].toInt(), wh[1].toInt());
   window.resize(pixels.expandedTo(QSize(640, 400)));
   window.show();

@@ -31,11 +31,8 @@ LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   experts_ = experts;
   sampling_ = {.sequences = kSequences, .sequence_length = problem.workload.sequence_length, .top_k = top_k};
   if (experts == 0) return;
-  std::vector<std::int64_t> degrees;
   for (std::int64_t ep = 2; ep <= std::min(experts, problem.cluster.devices()); ++ep)
-    if (experts % ep == 0 && problem.cluster.devices() % ep == 0) degrees.push_back(ep);
-  if (degrees.empty()) return;
-  table_.emplace(problem.load, static_cast<std::int64_t>(moe_before_.back()), experts, degrees, sampling_);
+    if (experts % ep == 0 && problem.cluster.devices() % ep == 0) degrees_.push_back(ep);
 }
 
 const LoadFactors::Shaped* LoadFactors::shaped(const Plan& plan) const {
@@ -75,7 +72,8 @@ FactorBand LoadFactors::stage(const Plan& plan, std::int64_t first, std::int64_t
       for (StageFactors* f : {&band.p50, &band.p95}) f->buffer = std::max(f->buffer, std::min(*plan.experts.capacity_factor, static_cast<double>(ep)));
     return band;
   }
-  if (ep <= 1 || !table_) return {};
+  if (ep <= 1 || degrees_.empty()) return {};
+  std::call_once(drawn_, [&] { table_.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, degrees_, sampling_); });
   return table_->stage(ep, from, to);
 }
 

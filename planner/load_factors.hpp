@@ -2,6 +2,7 @@
 /// What the load model means for a plan's expert exchange: rows that reach the hottest rank over the balanced share, and what is dropped.
 
 #include <map>
+#include <mutex>
 #include <optional>
 
 #include "core/spec/plan.hpp"
@@ -16,7 +17,8 @@ namespace moeplan {
 
 class LoadFactors {
  public:
-  /// Draws the loads once for all expert degrees that divide the experts. The token noise is that of `kSequences` sequences a
+  /// Draws the loads once for all expert degrees that divide the experts, when a plan with expert ranks first asks: a plan without them is
+  /// priced ten times as fast, which the window's live estimate needs. The token noise is that of `kSequences` sequences a
   /// micro-batch and expert group: larger groups are a little calmer (docs/load.md: rank noise stays under 4 %).
   explicit LoadFactors(const Problem& problem);
 
@@ -46,7 +48,9 @@ class LoadFactors {
   std::vector<std::size_t> moe_before_;   ///< MoE layers before each layer
   std::int64_t experts_ = 0, groups_ = 1;
   Sampling sampling_{};
-  std::optional<LoadTable> table_;
+  std::vector<std::int64_t> degrees_;
+  mutable std::once_flag drawn_;
+  mutable std::optional<LoadTable> table_;
   std::vector<Shaped> shaped_;
 };
 

@@ -132,7 +132,23 @@ void writeDrawing(const Drawing& drawing, const QString& file, const QSize& size
   else throw InputError(file.toStdString(), "the ending " + shown(ending.toStdString()) + " is not a kind of picture", "end it in .png, .svg or .pdf");
 }
 
-void writeTable(const TableView& table, const QString& file) { writeText(file, table.asCsv().toUtf8()); }
+void writeTable(const TableView& table, const QString& file) {
+  if (!file.endsWith(QLatin1String(".json"))) return writeText(file, table.asCsv().toUtf8());
+  // One object a row, a key a column; a number with all its digits, text as shown.
+  const QAbstractItemModel* model = table.model();
+  Json rows = Json::array();
+  for (int r = 0; model && r < model->rowCount(); ++r) {
+    Json row = Json::object();
+    for (int c = 0; c < model->columnCount(); ++c) {
+      const QModelIndex i = model->index(r, c);
+      const QVariant number = i.data(kNumberRole);
+      const bool textual = i.data(Qt::TextAlignmentRole).toInt() & Qt::AlignLeft;
+      row[model->headerData(c, Qt::Horizontal).toString().toStdString()] = number.isValid() && !textual ? Json(number.toDouble()) : Json(i.data().toString().toStdString());
+    }
+    rows.push_back(std::move(row));
+  }
+  writeText(file, QByteArray::fromStdString(rows.dump(1) + "\n"));
+}
 
 void writeReport(const Session& session, const QString& file) {
   if (!session.estimate() || !session.estimate()->ranked) throw InputError("report", "there is no plan to report", "choose a problem that a plan fits");

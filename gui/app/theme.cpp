@@ -68,7 +68,7 @@ void applyLook(Look look, double scale) {
   QApplication::setFont(font);
   QToolTip::setFont(font);
   // Widgets of a style sheet keep the old palette until it is set again.
-  app->setStyleSheet(QStringLiteral("QToolTip { padding: 4px; border: 1px solid %1; } *:focus { outline: none; }").arg(palette.color(QPalette::Mid).name()));
+  app->setStyleSheet(QStringLiteral("QToolTip { padding: 4px; border: 1px solid %1; }").arg(palette.color(QPalette::Mid).name()));
 }
 
 bool isDark(const QPalette& palette) { return luminance(palette.color(QPalette::Base)) < luminance(palette.color(QPalette::Text)); }

@@ -12,6 +12,7 @@
 #include <QStatusBar>
 #include <QToolButton>
 #include <QVBoxLayout>
+#include <cmath>
 
 #include "core/show.hpp"
 #include "gui/models/session.hpp"
@@ -73,6 +74,7 @@ Window::Window(WindowOptions options) : options_(std::move(options)), session_(n
   statusBar()->addWidget(status_, 1);
   for (QWidget* w : std::initializer_list<QWidget*>{freshness_, progress_, cancel_}) statusBar()->addPermanentWidget(w);
   statusBar()->setSizeGripEnabled(false);
+  statusBar()->setContentsMargins(6, 0, 10, 0);
 
   for (Page* page : makePages(session_, options_.program)) addPage(page);
   connect(list_, &QListWidget::currentRowChanged, this, [this](int at) {
@@ -80,7 +82,12 @@ Window::Window(WindowOptions options) : options_(std::move(options)), session_(n
   });
   makeActions();
   for (const auto signal : {&Session::estimateChanged, &Session::draftChanged, &Session::searchChanged, &Session::resultChanged, &Session::issuesChanged, &Session::pinnedChanged}) connect(session_, signal, this, &Window::refreshStatus);
-  connect(session_, &Session::searchProgress, this, [this](double share) { progress_->setValue(static_cast<int>(1000 * share)); });
+  connect(session_, &Session::searchProgress, this, [this](double share) {
+    progress_->setValue(static_cast<int>(1000 * share));
+    const double left = share > 0.02 ? static_cast<double>(searched_.elapsed()) / 1000 * (1 - share) / share : 0;
+    freshness_->setText(left > 0 ? tr("searching: %1 %, %2 s left").arg(std::lround(100 * share)).arg(std::max(1L, std::lround(left))) : tr("searching …"));
+  });
+  connect(session_, &Session::searchChanged, this, [this] { searched_.start(); });
   connect(session_, &Session::message, this, [this](const QString& line) { showMessage(line); });
   auto* saver = new QTimer(this);
   saver->setSingleShot(true);

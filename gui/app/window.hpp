@@ -1,6 +1,7 @@
 #pragma once
 /// The main window: pages on the left, the page, a status line with the verdict. Owns the actions; knows no page's inside.
 
+#include <QElapsedTimer>
 #include <QMainWindow>
 #include <QTemporaryDir>
 
@@ -76,6 +77,7 @@ class Window : public QMainWindow {
   QString file_, exportKind_;
   Look look_ = Look::system;
   double scale_ = 1;
+  QElapsedTimer searched_;          ///< since the search began
 };
 
 }  // namespace moeplan::gui

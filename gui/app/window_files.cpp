@@ -57,7 +57,7 @@ void Window::makeActions() {
     if (!name.isEmpty()) writeText(name, QByteArray::fromStdString(plan_file(*session_->estimate()->problem, *session_->estimate()->ranked).dump(1) + "\n"));
   });
   add(file, tr("Export &chart …"), QKeySequence(tr("Ctrl+E")), [this] { exportDrawing(); });
-  add(file, tr("Export &table as CSV …"), QKeySequence(tr("Ctrl+Shift+E")), [this] { exportTable(); });
+  add(file, tr("Export &table as CSV or JSON …"), QKeySequence(tr("Ctrl+Shift+E")), [this] { exportTable(); });
   add(file, tr("Export one-page PDF re&port …"), QKeySequence::Print, [this] { exportReport(); });
   file->addSeparator();
   add(file, tr("&Worked example: K3 on 128 H200"), {}, [this] { showWorkedExample(); });
@@ -138,7 +138,7 @@ void Window::exportTable() {
     if (!ok) return;
     which = static_cast<std::size_t>(names.indexOf(name));
   }
-  const QString name = QFileDialog::getSaveFileName(this, tr("Export table"), named(all[which].name, ".csv"), tr("CSV (*.csv)"));
+  const QString name = QFileDialog::getSaveFileName(this, tr("Export table"), named(all[which].name, ".csv"), tr("CSV (*.csv);;JSON (*.json)"));
   if (!name.isEmpty()) writeTable(*all[which].table, name);
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/error.hpp"
+
 namespace moeplan::gui {
 
 ProblemRequest request_of(const Draft& d) {
@@ -16,7 +18,20 @@ ProblemRequest request_of(const Draft& d) {
 Pins pins_of(const Draft& d) {
   Pins pins;
   pins.pp = d.pp, pins.tp = d.tp, pins.ep = d.ep, pins.dp_replicate = d.dp_replicate, pins.dp_shard = d.dp_shard, pins.expert_shard = d.expert_shard;
+  pins.cp = d.cp, pins.etp = d.etp;
+  pins.context_exchange = d.context_exchange, pins.state_passing = d.state_passing;
+  pins.dispatch = d.dispatch, pins.route = d.route, pins.capacity_factor = d.capacity_factor, pins.overflow = d.overflow;
+  pins.expert_replicas = d.expert_replicas, pins.placement = d.placement;
+  // As the command line: nothing on the host unless asked for.
+  if (d.offload != "auto") {
+    pins.offload = Offload::none;
+    bool known = d.offload.empty();
+    for (const auto& [value, name] : EnumNames<Offload>::names)
+      if (d.offload == name) pins.offload = value, known = true;
+    if (!known) throw InputError("--offload", "unknown value " + shown(d.offload), "none, auto, or a sum of optimizer, weights and activations");
+  }
   pins.micro_batch = d.micro_batch;
+  pins.schedule = d.schedule, pins.virtual_stages = d.virtual_stages, pins.expert_chunks = d.expert_chunks;
   pins.recompute = d.recompute;
   return pins;
 }
@@ -87,12 +102,26 @@ std::string command_of(const Draft& d) {
   word("frozen-storage", d.frozen_storage);
   number("pp", d.pp);
   number("tp", d.tp);
+  number("cp", d.cp);
   number("ep", d.ep);
+  number("etp", d.etp);
   number("dp-replicate", d.dp_replicate);
   number("dp-shard", d.dp_shard);
   number("expert-shard", d.expert_shard);
   number("micro-batch", d.micro_batch);
   word("recompute", d.recompute);
+  word("schedule", d.schedule);
+  number("virtual-stages", d.virtual_stages);
+  number("expert-chunks", d.expert_chunks);
+  if (!d.offload.empty()) text("offload", d.offload);
+  word("context-exchange", d.context_exchange);
+  word("state-passing", d.state_passing);
+  word("dispatch", d.dispatch);
+  word("dispatch-route", d.route);
+  number("capacity-factor", d.capacity_factor);
+  word("overflow", d.overflow);
+  number("expert-replicas", d.expert_replicas);
+  word("expert-placement", d.placement);
   if (d.what_if != WhatIf{})
     out += fmt::format("\n# what-if, not a flag: imbalance x {:g}, bandwidth x {:g}{}", d.what_if.imbalance, d.what_if.bandwidth,
                        d.what_if.price ? fmt::format(", ${:g} per device-hour", *d.what_if.price) : "");

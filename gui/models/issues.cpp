@@ -16,7 +16,7 @@ QString qs(const std::string& s) { return QString::fromStdString(s); }
 QString fieldOf(const std::string& where) {
   static const std::vector<std::pair<std::string, const char*>> places{
       {"--cluster", "cluster"}, {"--device", "device"}, {"--gpus", "gpus"}, {"--targets", "targets"}, {"--method", "method"}, {"--rank", "rank"}, {"--tokens", "tokens"}, {"--seq", "sequence_length"},
-      {"--micro-batch", "micro_batch"}, {"--tp", "tp"}, {"MODEL", "model"}, {"sequence_length", "sequence_length"}, {"global_batch", "global_batch"}, {"frozen_storage", "frozen_storage"},
+      {"--micro-batch", "micro_batch"}, {"--tp", "tp"}, {"--cp", "cp"}, {"--etp", "etp"}, {"--schedule", "schedule"}, {"--virtual-stages", "virtual_stages"}, {"--expert-chunks", "expert_chunks"}, {"--offload", "offload"}, {"--context-exchange", "context_exchange"}, {"--state-passing", "state_passing"}, {"--dispatch-route", "route"}, {"--dispatch", "dispatch"}, {"--capacity-factor", "capacity_factor"}, {"--overflow", "overflow"}, {"--expert-replicas", "expert_replicas"}, {"--expert-placement", "placement"}, {"MODEL", "model"}, {"sequence_length", "sequence_length"}, {"global_batch", "global_batch"}, {"frozen_storage", "frozen_storage"},
       {"experts", "targets"}, {"configs/models", "model"}, {"load", "load"}, {"workload", "workload"}, {"runtime", "runtime"}, {"profile", "profile"}, {"cluster", "cluster"}, {"models", "model"}, {"parallelism", "pp"}};
   for (const auto& [part, key] : places)
     if (where.find(part) != std::string::npos) return QLatin1String(key);
@@ -84,6 +84,21 @@ Issue issueOf(const InputError& error, const Draft& draft) {
   if (out.field == QLatin1String("runtime")) add(QStringLiteral("runtime moeplan"), [](Draft& d) { d.runtime = "moeplan"; });
   if (out.field == QLatin1String("profile")) add(QStringLiteral("default profile"), [](Draft& d) { d.profile.reset(); });
   if (out.field == QLatin1String("micro_batch")) add(QStringLiteral("micro-batch 1"), [](Draft& d) { d.micro_batch = 1; });
+  const auto let_go = [&](const char* key, auto member) {
+    if (out.field == QLatin1String(key) && draft.*member) add(QStringLiteral("search it"), [member](Draft& d) { (d.*member).reset(); });
+  };
+  for (const auto& [key, member] : {std::pair{"pp", &Draft::pp}, std::pair{"tp", &Draft::tp}, std::pair{"cp", &Draft::cp}, std::pair{"etp", &Draft::etp}, std::pair{"virtual_stages", &Draft::virtual_stages}}) let_go(key, member);
+  let_go("expert_chunks", &Draft::expert_chunks);
+  let_go("schedule", &Draft::schedule);
+  let_go("context_exchange", &Draft::context_exchange);
+  let_go("state_passing", &Draft::state_passing);
+  let_go("dispatch", &Draft::dispatch);
+  let_go("route", &Draft::route);
+  let_go("capacity_factor", &Draft::capacity_factor);
+  let_go("overflow", &Draft::overflow);
+  let_go("expert_replicas", &Draft::expert_replicas);
+  let_go("placement", &Draft::placement);
+  if (out.field == QLatin1String("offload")) add(QStringLiteral("nothing on the host"), [](Draft& d) { d.offload.clear(); });
   if (out.field == QLatin1String("sequence_length")) add(QStringLiteral("the workload's length"), [](Draft& d) { d.sequence_length.reset(); });
   return out;
 }
@@ -102,7 +117,7 @@ std::vector<Issue> pinIssues(const Draft& draft, const Problem& problem) {
   const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
   // World degrees: their product must be able to reach the number of devices.
   std::int64_t left = devices;
-  for (const auto& [key, member] : {std::pair{"pp", &Draft::pp}, std::pair{"tp", &Draft::tp}, std::pair{"dp_replicate", &Draft::dp_replicate}, std::pair{"dp_shard", &Draft::dp_shard}}) {
+  for (const auto& [key, member] : {std::pair{"pp", &Draft::pp}, std::pair{"tp", &Draft::tp}, std::pair{"cp", &Draft::cp}, std::pair{"dp_replicate", &Draft::dp_replicate}, std::pair{"dp_shard", &Draft::dp_shard}}) {
     if (!(draft.*member)) continue;
     std::vector<std::int64_t> allowed = divisors(left);
     if (member == &Draft::pp) std::erase_if(allowed, [&](std::int64_t v) { return v > layers; });
@@ -114,13 +129,15 @@ std::vector<Issue> pinIssues(const Draft& draft, const Problem& problem) {
     }
     left /= value;
   }
-  const bool full = draft.pp && draft.tp && draft.dp_replicate && draft.dp_shard;
+  const bool full = draft.pp && draft.tp && draft.cp && draft.dp_replicate && draft.dp_shard;
   if (full && left != 1)
-    refuse("dp_shard", &Draft::dp_shard, QStringLiteral("pp x tp x dp must be %1 devices; it needs").arg(devices), {*draft.dp_shard * left});
+    refuse("dp_shard", &Draft::dp_shard, QStringLiteral("pp x tp x cp x dp must be %1 devices; it needs").arg(devices), {*draft.dp_shard * left});
   const std::int64_t stage = devices / draft.pp.value_or(1);
   if (draft.ep) {
     const std::int64_t experts = expertsOf(problem.model);
     std::vector<std::int64_t> allowed = divisors(stage);
+    const std::int64_t cut = draft.etp.value_or(1);
+    std::erase_if(allowed, [&](std::int64_t v) { return stage % (v * cut) != 0 && v != 1; });
     std::erase_if(allowed, [&](std::int64_t v) { return experts == 0 ? v != 1 : experts % v != 0; });
     if (std::find(allowed.begin(), allowed.end(), *draft.ep) == allowed.end())
       refuse("ep", &Draft::ep, experts == 0 ? QStringLiteral("the model has no experts; possible") : QStringLiteral("must divide %1 experts and the %2 ranks of a stage; possible").arg(experts).arg(stage), allowed);

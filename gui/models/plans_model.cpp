@@ -55,18 +55,22 @@ bool holds(double v, const QString& sign, double limit) {
 void PlansModel::setResult(std::shared_ptr<const SearchResult> result) {
   beginResetModel();
   result_ = std::move(result);
-  const auto& columns = planColumns();
-  const std::size_t n = result_ ? result_->answer.plans.size() : 0;
-  numbers_.assign(columns.size(), std::vector<double>(n, kNone));
-  front_.assign(n, false);
-  if (result_) {
+  numbers_.assign(planColumns().size(), {});
+  front_.assign(result_ ? result_->answer.plans.size() : 0, false);
+  if (result_)
     for (const std::size_t f : result_->answer.pareto) front_[f] = true;
-    for (std::size_t c = 1; c < columns.size(); ++c)
-      for (std::size_t i = 0; i < n; ++i) numbers_[c][i] = columns[c].number(result_->answer.plans[i], *result_->problem).value_or(kNone);
-    std::iota(numbers_[0].begin(), numbers_[0].end(), 1.0);
-  }
   arrange();
   endResetModel();
+}
+
+const std::vector<double>& PlansModel::column(int c) const {
+  std::vector<double>& out = numbers_[static_cast<std::size_t>(c)];
+  const auto& plans = result_->answer.plans;
+  if (!out.empty() || plans.empty()) return out;
+  const PlanColumn& column = planColumns()[static_cast<std::size_t>(c)];
+  out.reserve(plans.size());
+  for (std::size_t i = 0; i < plans.size(); ++i) out.push_back(c == 0 ? static_cast<double>(i + 1) : column.number(plans[i], *result_->problem).value_or(kNone));
+  return out;
 }
 
 void PlansModel::setPinned(const std::optional<RankedPlan>& pinned) {
@@ -94,7 +98,7 @@ void PlansModel::arrange() {
   for (std::size_t i = 0; i < n; ++i) {
     const bool passes = std::all_of(words.begin(), words.end(), [&](const Word& w) {
       if (w.front) return static_cast<bool>(front_[i]);
-      if (w.column >= 0) return holds(numbers_[static_cast<std::size_t>(w.column)][i], w.sign, w.limit);
+      if (w.column >= 0) return holds(column(w.column)[i], w.sign, w.limit);
       const RankedPlan& r = result_->answer.plans[i];
       const std::string part = w.part.toStdString();
       const std::string layout = " " + layout_text(r.plan.parallelism) + " ";
@@ -104,7 +108,8 @@ void PlansModel::arrange() {
     });
     if (passes) order_.push_back(static_cast<int>(i));
   }
-  const auto& keys = numbers_.empty() ? std::vector<double>() : numbers_[static_cast<std::size_t>(sortColumn_)];
+  const std::vector<double> none;
+  const std::vector<double>& keys = result_ ? column(sortColumn_) : none;
   const bool down = sortOrder_ == Qt::DescendingOrder;
   if (sortColumn_ != 0 || down)
     std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) {
@@ -152,7 +157,7 @@ QVariant PlansModel::data(const QModelIndex& index, int role) const {
       return text;
     }
     case kNumberRole: {
-      const double v = numbers_[c][static_cast<std::size_t>(plan)];
+      const double v = numbers_[c].empty() ? (c == 0 ? plan + 1.0 : column.number(ranked, *result_->problem).value_or(kNone)) : numbers_[c][static_cast<std::size_t>(plan)];
       return std::isnan(v) ? QVariant() : QVariant(v);
     }
     case Qt::TextAlignmentRole: return static_cast<int>((column.unit.isEmpty() && c != 0 ? Qt::AlignLeft : Qt::AlignRight) | Qt::AlignVCenter);

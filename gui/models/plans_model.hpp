@@ -39,7 +39,8 @@ class PlansModel : public QAbstractTableModel {
   [[nodiscard]] int planAt(int row) const { return order_[static_cast<std::size_t>(row)]; }
   [[nodiscard]] int rowOf(int plan) const;
   [[nodiscard]] const std::vector<int>& order() const { return order_; }
-  [[nodiscard]] const std::vector<double>& column(int c) const { return numbers_[static_cast<std::size_t>(c)]; }
+  /// Numbers of a column by plan; computed when first asked for.
+  [[nodiscard]] const std::vector<double>& column(int c) const;
   [[nodiscard]] const std::shared_ptr<const SearchResult>& result() const { return result_; }
   [[nodiscard]] bool onFront(int plan) const { return front_[static_cast<std::size_t>(plan)]; }
 
@@ -53,7 +54,7 @@ class PlansModel : public QAbstractTableModel {
   void arrange();
   std::shared_ptr<const SearchResult> result_;
   std::optional<RankedPlan> pinned_;
-  std::vector<std::vector<double>> numbers_;   ///< column x plan; not a number where there is none
+  mutable std::vector<std::vector<double>> numbers_;   ///< column x plan, empty until asked for; not a number where there is none
   std::vector<bool> front_;
   std::vector<int> order_, row_of_;
   QString filter_;

@@ -149,12 +149,39 @@ std::vector<FieldSpec> pinned() {
   };
   add(number("pp", "Pinned degrees", "Pipeline stages", "stages", "Layers in stages that pass activations on.", &Draft::pp, 1 << 20));
   add(number("tp", "Pinned degrees", "Tensor parallel", "ranks", "Each block cut over ranks.", &Draft::tp, 1 << 20));
+  add(number("cp", "Pinned degrees", "Context parallel", "ranks", "Each sequence cut over ranks.", &Draft::cp, 1 << 20));
   add(number("ep", "Pinned degrees", "Expert parallel", "ranks", "Experts dealt out over ranks; tokens travel to them and back.", &Draft::ep, 1 << 20));
+  add(number("etp", "Pinned degrees", "Expert tensor parallel", "ranks", "Each expert cut over ranks.", &Draft::etp, 1 << 20));
   add(number("dp_replicate", "Pinned degrees", "Data replicas", "replicas", "Whole copies (HSDP).", &Draft::dp_replicate, 1 << 20));
   add(number("dp_shard", "Pinned degrees", "Data shards", "ranks", "Ranks that share one copy (FSDP).", &Draft::dp_shard, 1 << 20));
   add(number("expert_shard", "Pinned degrees", "Expert shards", "ranks", "Expert-data ranks that share one copy of the experts.", &Draft::expert_shard, 1 << 20));
   add(number("micro_batch", "Pinned degrees", "Micro-batch", "sequences", "Sequences a data rank works on at once.", &Draft::micro_batch, 1 << 24));
   add(word<Recompute>("recompute", "Pinned degrees", "Recompute", "What the backward pass computes again instead of keeping.", &Draft::recompute, {Recompute::none, Recompute::selective, Recompute::full}));
+  add(word<Schedule>("schedule", "Pinned degrees", "Schedule", "In which order a stage takes the passes of its micro-batches.", &Draft::schedule,
+                     {Schedule::one_forward_one_backward, Schedule::interleaved, Schedule::zero_bubble, Schedule::expert_overlap}));
+  add(number("virtual_stages", "Pinned degrees", "Virtual stages", "per stage", "Chunks of layers that a pipeline stage holds.", &Draft::virtual_stages, 128));
+  FieldSpec offload{.key = QStringLiteral("offload"), .group = tr("Pinned degrees"), .label = tr("On the host"), .unit = {}, .why = tr("What lives in host memory between its uses; \"auto\" searches."),
+                    .kind = FieldSpec::Kind::choice, .room = {}, .choices = {}, .get = {}, .set = {}, .effective = {}, .source = {}};
+  offload.choices << QStringLiteral("auto");
+  for (const auto& [value, name] : EnumNames<Offload>::names) offload.choices << qs(std::string(name));
+  offload.get = [](const Draft& d) { return qs(d.offload); };
+  offload.set = [choices = offload.choices](Draft& d, const QString& t) {
+    if (!t.isEmpty() && !choices.contains(t)) return false;
+    d.offload = t.toStdString();
+    return true;
+  };
+  out.push_back(std::move(offload));
+  out.back().effective = [](const Problem&) { return tr("none"); };
+  out.back().source = [](const Problem&) { return QString(); };
+  add(word<ContextExchange>("context_exchange", "Pinned degrees", "Attention over contexts", "How softmax attention crosses context ranks.", &Draft::context_exchange, {ContextExchange::ring, ContextExchange::all_to_all}));
+  add(word<StatePassing>("state_passing", "Pinned degrees", "States over contexts", "How the recurrent state of linear mixers crosses context ranks.", &Draft::state_passing, {StatePassing::chain, StatePassing::scan}));
+  add(word<DType>("dispatch", "Pinned degrees", "Dispatch type", "Type in which tokens travel to their experts. It changes results, so it is never searched.", &Draft::dispatch, {DType::bf16, DType::fp8}));
+  add(word<DispatchRoute>("route", "Pinned degrees", "Dispatch route", "Once to each node and there on to the ranks, or once to each rank.", &Draft::route, {DispatchRoute::two_hop, DispatchRoute::direct}));
+  add(number("capacity_factor", "Pinned degrees", "Capacity factor", "x the mean", "Rows an expert takes at most over the mean; dropless without. It changes results, so it is never searched.", &Draft::capacity_factor, 1024));
+  add(word<Overflow>("overflow", "Pinned degrees", "Beyond the capacity", "Which assignments an expert refuses.", &Draft::overflow, {Overflow::drop_probability, Overflow::drop_position, Overflow::reroute}));
+  add(number("expert_replicas", "Pinned degrees", "Expert replicas", "slots", "Expert slots beyond one each, over the expert group.", &Draft::expert_replicas, 1 << 20));
+  add(word<ExpertPlacement>("placement", "Pinned degrees", "Expert placement", "Where experts live: in their order, balanced by load, or balanced inside nodes.", &Draft::placement, {ExpertPlacement::contiguous, ExpertPlacement::balanced, ExpertPlacement::hierarchical}));
+  add(number("expert_chunks", "Pinned degrees", "Expert chunks", "pieces", "Pieces of a micro-batch whose expert exchange runs under another piece's experts.", &Draft::expert_chunks, 64));
   return out;
 }
 

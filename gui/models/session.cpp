@@ -39,8 +39,10 @@ double since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 bool agrees(const Plan& plan, const Draft& d) {
   const Parallelism& p = plan.parallelism;
   const auto is = [](const auto& pin, auto value) { return !pin || *pin == value; };
-  return is(d.pp, p.pp) && is(d.tp, p.tp) && is(d.ep, p.ep) && is(d.dp_replicate, p.dp_replicate) && is(d.dp_shard, p.dp_shard) && is(d.expert_shard, p.expert_shard) &&
-         is(d.micro_batch, plan.micro_batch) && is(d.recompute, plan.recompute) && is(d.frozen_storage, plan.frozen_storage);
+  return is(d.pp, p.pp) && is(d.tp, p.tp) && is(d.cp, p.cp) && is(d.ep, p.ep) && is(d.etp, p.etp) && is(d.dp_replicate, p.dp_replicate) && is(d.dp_shard, p.dp_shard) && is(d.expert_shard, p.expert_shard) &&
+         is(d.micro_batch, plan.micro_batch) && is(d.recompute, plan.recompute) && is(d.schedule, plan.schedule) && is(d.virtual_stages, plan.virtual_stages) && is(d.expert_chunks, plan.experts.chunks) && is(d.context_exchange, plan.context_exchange) &&
+         is(d.state_passing, plan.state_passing) && is(d.dispatch, plan.experts.dispatch) && is(d.route, plan.experts.route) && (!d.capacity_factor || d.capacity_factor == plan.experts.capacity_factor) &&
+         is(d.overflow, plan.experts.overflow) && is(d.expert_replicas, plan.experts.replicas) && is(d.placement, plan.experts.placement) && (d.offload == "auto" || pins_of(d).offload == plan.offload) && is(d.frozen_storage, plan.frozen_storage);
 }
 
 /// The plan's decisions on another problem: as many micro-batches as the batch now asks for. Nothing if it cannot mean anything there.
@@ -153,6 +155,7 @@ void Session::startSearch() {
         out->problem = std::make_shared<const Problem>(problem_of(configs, draft));
         SearchOptions options;
         options.pins = pins_of(draft);
+        options.search_offload = draft.offload == "auto";
         options.top = kMostPlans;
         // The GUI keeps one core for itself and its estimates.
         options.threads = std::max(1, QThread::idealThreadCount() - 1);
@@ -253,11 +256,12 @@ void Session::startPlay() {
 
 Plan workedExample() {
   Plan plan;
-  plan.parallelism = {.dp_shard = 128, .expert_shard = 128};
-  plan.micro_batch = 8;
-  plan.micro_batches = 1;
-  plan.stage_layers = {93};
-  plan.recompute = Recompute::full;
+  plan.parallelism = {.pp = 32, .tp = 2, .ep = 2, .dp_replicate = 2};
+  plan.micro_batch = 1;
+  plan.micro_batches = 512;
+  plan.stage_layers.assign(32, 3);   // 93 layers: two on the first and the last two stages
+  for (const std::size_t stage : {0, 30, 31}) plan.stage_layers[stage] = 2;
+  plan.recompute = Recompute::selective;
   plan.frozen_storage = DType::mxfp4;
   return plan;
 }

@@ -85,6 +85,7 @@ class Session : public QObject {
   void pinnedChanged();
   void playChanged();
   void message(const QString& line);
+  void measured(const QString& file);   ///< a run wrote what it measured
 
  private:
   friend class EditDraft;

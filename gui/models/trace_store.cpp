@@ -123,6 +123,7 @@ TraceStore storeOf(const StepTimeline& t, bool measured) {
         const TimelineRank& rank = t.ranks[static_cast<std::size_t>(e.rank)];
         TraceRow row;
         row.label = QStringLiteral("rank %1 · %2%3").arg(rank.rank).arg(QString::fromStdString(t.lanes[static_cast<std::size_t>(e.lane)]), overlap ? QStringLiteral(" %1").arg(overlap + 1) : QString());
+        if (rank.stands_for > 1) row.note = QStringLiteral("×%1").arg(rank.stands_for);
         row.rank = e.rank, row.lane = e.lane, row.stage = rank.stage;
         row.measured = measured;
         out.rows.push_back(std::move(row));

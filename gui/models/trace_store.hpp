@@ -33,6 +33,7 @@ struct TraceMark {
 
 struct TraceRow {
   QString label;
+  QString note;                       ///< drawn after it: how many ranks this one stands for
   std::int32_t rank = 0, lane = 0;    ///< as in the StepTimeline
   std::int32_t stage = 0;
   bool measured = false;

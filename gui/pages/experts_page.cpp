@@ -19,10 +19,6 @@ namespace {
 
 QCPColorMap* colourMap(Chart* chart, const QString& unit) {
   auto* map = new QCPColorMap(chart->xAxis, chart->yAxis);
-  QCPColorGradient gradient;
-  gradient.clearColorStops();
-  for (int i = 0; i <= 8; ++i) gradient.setColorStopAt(i / 8.0, heatColour(i / 8.0));
-  map->setGradient(gradient);
   map->setInterpolate(false);
   map->setTightBoundary(true);
   auto* scale = new QCPColorScale(chart);
@@ -30,6 +26,11 @@ QCPColorMap* colourMap(Chart* chart, const QString& unit) {
   scale->setBarWidth(chart->fontMetrics().height() / 2);
   chart->plotLayout()->addElement(0, 1, scale);
   map->setColorScale(scale);
+  // After the scale, whose own gradient the map takes over.
+  QCPColorGradient gradient;
+  gradient.clearColorStops();
+  for (int i = 0; i <= 8; ++i) gradient.setColorStopAt(i / 8.0, heatColour(i / 8.0));
+  map->setGradient(gradient);
   auto* margins = new QCPMarginGroup(chart);
   chart->axisRect()->setMarginGroup(QCP::msTop | QCP::msBottom, margins);
   scale->setMarginGroup(QCP::msTop | QCP::msBottom, margins);
@@ -81,7 +82,7 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   heat_ = new Chart(tr("Load of each expert in each layer"));
   heat_->xAxis->setLabel(tr("expert"));
   heat_->yAxis->setLabel(tr("layer"));
-  heatMap_ = colourMap(heat_, tr("load over the mean"));
+  heatMap_ = colourMap(heat_, tr("load / mean"));
   splitter->addWidget(heat_);
   auto* bottom = new QSplitter;
   ranks_ = new Chart(tr("Load of each rank, before and after"));
@@ -91,6 +92,11 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   ranks_->setZoomAxes(true, false);
   traffic_ = new Chart(tr("Traffic of one micro-batch and layer"));
   trafficMap_ = colourMap(traffic_, tr("MB"));
+  traffic_->xAxis->ticker()->setTickCount(4);
+  // A few hot experts must not darken all others: the scale is logarithmic.
+  heatMap_->setDataScaleType(QCPAxis::stLogarithmic);
+  heatMap_->colorScale()->setDataScaleType(QCPAxis::stLogarithmic);
+  heatMap_->colorScale()->axis()->setTicker(QSharedPointer<QCPAxisTickerLog>::create());
   model_ = new QStandardItemModel(0, 5, this);
   model_->setHorizontalHeaderLabels({tr("Expert"), tr("Load"), tr("Share"), tr("Rank"), tr("Slots")});
   table_ = new TableView(tr("Hot experts of the layer"));
@@ -98,10 +104,9 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   bottom->addWidget(ranks_);
   bottom->addWidget(traffic_);
   bottom->addWidget(table_);
-  bottom->setStretchFactor(0, 3);
-  bottom->setStretchFactor(1, 3);
-  bottom->setStretchFactor(2, 2);
+  bottom->setSizes({360, 350, 290});
   splitter->addWidget(bottom);
+  splitter->setSizes({400, 600});
   splitter->setChildrenCollapsible(false);
   for (QSpinBox* box : {layer_, replicas_}) connect(box, &QSpinBox::valueChanged, this, &ExpertsPage::request);
   connect(capacity_, &QDoubleSpinBox::valueChanged, this, &ExpertsPage::request);
@@ -193,6 +198,8 @@ void ExpertsPage::take(ExpertView view) {
   for (std::size_t l = 0; l < view_.shares.size(); ++l)
     for (std::size_t e = 0; e < view_.shares[l].size(); ++e) heatMap_->data()->setCell(static_cast<int>(e), static_cast<int>(view_.layers[l]) - first, view_.shares[l][e] * experts);
   heatMap_->rescaleDataRange(true);
+  const double hottest = std::max(2.0, heatMap_->dataRange().upper);
+  heatMap_->setDataRange(QCPRange(std::clamp(heatMap_->dataRange().lower, hottest / 1000, 0.5), hottest));
   heat_->setFitter([this, experts, first, last] { heat_->xAxis->setRange(-0.5, experts - 0.5); heat_->yAxis->setRange(first - 0.5, last + 0.5); });
   heat_->fit();
 
@@ -202,8 +209,9 @@ void ExpertsPage::take(ExpertView view) {
     QCPGraph* g = ranks_->addGraph();
     g->setName(name);
     g->setLineStyle(QCPGraph::lsStepCenter);
-    g->setPen(QPen(seriesColour(colour, palette()), 2, style));
-    g->setScatterStyle(QCPScatterStyle(shape, ranks > 64 ? 3 : 6));
+    const qreal unit = fontMetrics().height() / 15.0;
+    g->setPen(QPen(seriesColour(colour, palette()), 2 * unit, style));
+    g->setScatterStyle(QCPScatterStyle(shape, (ranks > 64 ? 3 : 6) * unit));
     g->setData(x, QVector<double>(values.begin(), values.end()), true);
   };
   line(view_.before, tr("contiguous: busiest %1").arg(*std::max_element(view_.before.begin(), view_.before.end()), 0, 'f', 2), 3, Qt::DashLine, QCPScatterStyle::ssCross);

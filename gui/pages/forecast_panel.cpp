@@ -105,6 +105,8 @@ void ForecastPanel::refresh() {
     figures += tr("<br>%1 tokens: %2 GPU-hours (%3)%4%5").arg(qs(short_count(*problem.workload.tokens)), qs(grouped(static_cast<std::int64_t>(*f.device_hours + 0.5))), qs(duration({*f.device_hours * 3600 / static_cast<double>(problem.cluster.devices())})),
                                                             f.cost_usd ? tr(", <b>%1</b> at $%2 a device-hour").arg(qs(dollars(*f.cost_usd))).arg(problem.cluster.price ? problem.cluster.price->value : 0, 0, 'f', 2) : QString(),
                                                             a && a->device_hours ? delta(*f.device_hours, *a->device_hours) : QString());
+  figures += tr("<br>in 90 % of cases: a step of %1 to %2%3; %4 of the load draws run out of memory")
+                 .arg(qs(duration({f.step_interval.low})), qs(duration({f.step_interval.high})), f.cost_interval ? tr(", %1 to %2").arg(qs(dollars(f.cost_interval->low)), qs(dollars(f.cost_interval->high))) : QString(), qs(percent(f.out_of_memory_risk)));
   figures_->setText(figures);
 
   const Bytes have = problem.cluster.device.memory;

@@ -51,7 +51,7 @@ MemoryPage::MemoryPage(Session* session, QWidget* parent)
   chart_ = new Chart(tr("Memory over one step"));
   chart_->setEmptyText(tr("playing one step of the selected plan …"));
   chart_->xAxis->setLabel(tr("time in the step [s]"));
-  chart_->yAxis->setLabel(tr("memory of one device [GB]"));
+  chart_->yAxis->setLabel(tr("memory [GB]"));
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names) {
     QCPGraph* graph = chart_->addGraph();
     graph->setName(words(name));
@@ -60,7 +60,6 @@ MemoryPage::MemoryPage(Session* session, QWidget* parent)
   }
   for (std::size_t i = 1; i < kMemoryCategories; ++i) chart_->graph(static_cast<int>(i))->setChannelFillGraph(chart_->graph(static_cast<int>(i) - 1));
   chart_->showLegend();
-  chart_->legend->setWrap(6);
   chart_->setZoomAxes(true, false);
   cursor_ = new QCPItemStraightLine(chart_);
   ranks_ = new Chart(tr("Peak memory of each played rank"));
@@ -68,25 +67,23 @@ MemoryPage::MemoryPage(Session* session, QWidget* parent)
   ranks_->xAxis->setLabel(tr("pipeline stage"));
   ranks_->yAxis->setLabel(tr("peak [GB]"));
   ranks_->setZoomAxes(true, false);
+  ranks_->showLegend();
   top->addWidget(chart_);
   top->addWidget(ranks_);
-  top->setStretchFactor(0, 4);
-  top->setStretchFactor(1, 1);
+  top->setSizes({800, 200});
   splitter->addWidget(top);
   auto* bottom = new QSplitter;
   map_ = new Treemap(tr("Live buffers"));
   model_ = new QStandardItemModel(0, 4, this);
-  model_->setHorizontalHeaderLabels({tr("Buffer"), tr("Category"), tr("Bytes"), tr("Buffers")});
+  model_->setHorizontalHeaderLabels({tr("Bytes"), tr("Category"), tr("Count"), tr("Buffer")});
   table_ = new TableView(tr("Live buffers"));
   table_->setModel(model_);
   table_->setSortingEnabled(false);
   bottom->addWidget(map_);
   bottom->addWidget(table_);
-  bottom->setStretchFactor(0, 3);
-  bottom->setStretchFactor(1, 2);
+  bottom->setSizes({640, 360});
   splitter->addWidget(bottom);
-  splitter->setStretchFactor(0, 3);
-  splitter->setStretchFactor(1, 2);
+  splitter->setSizes({520, 480});
   splitter->setChildrenCollapsible(false);
   connect(peak, &QToolButton::clicked, this, &MemoryPage::showPeak);
   connect(rank_, &QComboBox::activated, this, [this] { drawArea(); });
@@ -164,7 +161,7 @@ void MemoryPage::drawArea() {
     const double have = static_cast<double>(session_->play()->problem->cluster.device.memory.value) / 1e9;
     chart_->addLimit(have, tr("device memory %1 GB").arg(have, 0, 'f', 1), badColour(p), have * kReserve, tr("reserve, 5 %"));
     const double end = area_.seconds.empty() ? 1 : area_.seconds.back();
-    chart_->setFitter([this, have, end] { chart_->xAxis->setRange(0, end); chart_->yAxis->setRange(0, 1.08 * std::max(have, area_.total.empty() ? 0 : area_.total[area_.peak] / 1e9)); });
+    chart_->setFitter([this, have, end] { chart_->xAxis->setRange(0, end); chart_->yAxis->setRange(0, 1.15 * std::max(have, area_.total.empty() ? 0 : area_.total[area_.peak] / 1e9)); });
     chart_->fit();
     showPeak();
   }
@@ -202,7 +199,7 @@ void MemoryPage::drawRanks() {
     const auto i = static_cast<qsizetype>(std::lround(x));
     return i < 0 || i >= at.size() ? QString() : tr("stage %1\nP50 %2 GB\nP95 %3 GB").arg(i).arg(median[i], 0, 'f', 1).arg(high[i], 0, 'f', 1);
   });
-  ranks_->setFitter([this, n = at.size(), have] { ranks_->xAxis->setRange(-0.7, static_cast<double>(n) - 0.3); ranks_->yAxis->setRange(0, 1.08 * have); });
+  ranks_->setFitter([this, n = at.size(), have] { ranks_->xAxis->setRange(-0.7, static_cast<double>(n) - 0.3); ranks_->yAxis->setRange(0, 1.15 * have); });
   ranks_->fit();
 }
 
@@ -234,15 +231,15 @@ void MemoryPage::showAt(std::size_t index) {
     const QString bytes = QString::fromStdString(human(b.bytes)), category = words(name_of(b.category));
     tiles.push_back({.name = b.name, .value = bytes, .size = static_cast<double>(b.bytes.value), .colour = categoryColour(b.category, palette()), .pattern = categoryPattern(b.category)});
     QList<QStandardItem*> row;
-    for (const QString& text : {b.name, category, bytes, QString::number(b.count)}) {
+    for (const QString& text : {bytes, category, QString::number(b.count), b.name}) {
       auto* item = new QStandardItem(text);
       item->setEditable(false);
       item->setToolTip(text);
       row << item;
     }
-    for (const int c : {2, 3}) row[c]->setTextAlignment(Qt::AlignRight | Qt::AlignVCenter);
-    row[2]->setData(static_cast<double>(b.bytes.value), kNumberRole);
-    row[3]->setData(static_cast<double>(b.count), kNumberRole);
+    for (const int c : {0, 2}) row[c]->setTextAlignment(Qt::AlignRight | Qt::AlignVCenter);
+    row[0]->setData(static_cast<double>(b.bytes.value), kNumberRole);
+    row[2]->setData(static_cast<double>(b.count), kNumberRole);
     model_->appendRow(row);
   }
   const QString title = tr("%1 live at %2%3").arg(QString::fromStdString(human(Bytes{static_cast<std::int64_t>(area_.total[index])})), QString::fromStdString(human(Seconds{x})), index == area_.peak ? tr(" (the peak)") : QString());

@@ -75,8 +75,7 @@ PlansPage::PlansPage(Session* session, QWidget* parent)
   tabs->addTab(rejectedTable_, tr("Rejected, by rule"));
   tabs->setMinimumWidth(fontMetrics().averageCharWidth() * 44);
   top->addWidget(tabs);
-  top->setStretchFactor(0, 3);
-  top->setStretchFactor(1, 2);
+  top->setSizes({700, 300});
   splitter->addWidget(top);
   table_ = new TableView(tr("Plans"));
   table_->setModel(model_);
@@ -106,7 +105,8 @@ PlansPage::PlansPage(Session* session, QWidget* parent)
   connect(session, &Session::selectionChanged, this, &PlansPage::refreshSelection);
   connect(session, &Session::pinnedChanged, this, [this] {
     model_->setPinned(session_->pinned());
-    refreshChart(false);
+    chart_->mark(session_->selected(), session_->pinned());
+    chart_->replot(QCustomPlot::rpQueuedReplot);
     refreshWhy();
   });
   const auto stale = [this] {
@@ -153,7 +153,8 @@ void PlansPage::refreshSelection() {
     table_->scrollTo(model_->index(row, 0));
   }
   following_ = false;
-  refreshChart(false);
+  chart_->mark(session_->selected(), session_->pinned());
+  chart_->replot(QCustomPlot::rpQueuedReplot);
   refreshWhy();
 }
 
@@ -181,6 +182,7 @@ void PlansPage::applyFilter() {
     return;
   }
   count_->setText(tr("%L1 plans").arg(model_->rowCount()));
+  refreshChart(false);
   refreshSelection();
 }
 

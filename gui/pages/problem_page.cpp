@@ -19,6 +19,7 @@
 #include "gui/models/session.hpp"
 #include "gui/pages/forecast_panel.hpp"
 #include "gui/widgets/bar_list.hpp"
+#include "gui/widgets/elided_label.hpp"
 
 namespace moeplan::gui {
 namespace {
@@ -150,7 +151,7 @@ void ProblemPage::addRow(QGridLayout* grid, int at, const FieldSpec& field) {
   row.badge = new QLabel;
   row.badge->setAccessibleName(tr("Origin of %1").arg(field.label));
   grid->addWidget(row.badge, at, 3);
-  row.source = new QLabel;
+  row.source = new ElidedLabel;
   row.source->setForegroundRole(QPalette::PlaceholderText);
   row.source->setTextFormat(Qt::PlainText);
   row.source->setSizePolicy(QSizePolicy::Ignored, QSizePolicy::Preferred);

@@ -1,11 +1,13 @@
 #include "gui/pages/run_page.hpp"
 
 #include <QComboBox>
+#include <QFileInfo>
 #include <QGridLayout>
 #include <QLabel>
 #include <QLineEdit>
 #include <QPlainTextEdit>
 #include <QSplitter>
+#include <QStandardItemModel>
 #include <QTabWidget>
 #include <QToolButton>
 #include <cmath>
@@ -43,6 +45,12 @@ RunPage::RunPage(Session* session, QString program, QWidget* parent)
   bar->addWidget(what_);
   bar->addWidget(label);
   bar->addWidget(arguments_, 1);
+  auto* tiny = new QToolButton;
+  tiny->setText(tr("Tiny example"));
+  tiny->setToolTip(tr("Plans a tiny model that runs on this machine's CPU in seconds"));
+  tiny->setAccessibleName(tiny->toolTip());
+  connect(tiny, &QToolButton::clicked, this, &RunPage::planTiny);
+  bar->addWidget(tiny);
   bar->addWidget(start_);
   bar->addWidget(cancel_);
   told_ = new QLabel;
@@ -108,36 +116,92 @@ RunPage::RunPage(Session* session, QString program, QWidget* parent)
     told_->setText(ok ? tr("done: %1 steps").arg(model_->rowCount()) : line);
     log_->appendPlainText(line);
     if (!ok) Q_EMIT session_->message(line);
+    const QString measured = folder_.filePath(QStringLiteral("measured.json"));
+    if (ok && what_->currentIndex() == 1) {
+      const QString profile = folder_.filePath(QStringLiteral("profile.json"));
+      told_->setText(tr("done: plans are now priced with the times of this machine; undo goes back"));
+      Draft next = session_->draft();
+      next.profile = profile.toStdString();
+      session_->edit(next, tr("calibrated times"));
+    }
+    if (ok && what_->currentIndex() == 0 && QFileInfo::exists(measured)) Q_EMIT session_->measured(measured);
   });
+  connect(session_, &Session::estimateChanged, this, &RunPage::refreshHint);
+  addPageAction(tr("Plan the tiny example"), {}, [this] { planTiny(); });
   addPageAction(tr("Start"), QKeySequence(tr("Ctrl+Return")), [this] { begin(); });
   addPageAction(tr("Cancel the run"), QKeySequence(tr("Ctrl+Backspace")), [this] { child_.cancel(); });
+  // Offered only where the program has it: asked once, without waiting.
+  connect(&probe_, &QProcess::finished, this, [this](int code) {
+    if (code == 0) return;
+    what_->setItemText(1, tr("calibrate (not in this build)"));
+    if (auto* items = qobject_cast<QStandardItemModel*>(what_->model())) items->item(1)->setEnabled(false);
+  });
   refreshCommand();
   draw();
 }
 
-void RunPage::refreshCommand() { arguments_->setText(what_->currentIndex() == 0 ? QStringLiteral("--backend cpu --steps 10") : QString()); }
+void RunPage::refreshCommand() {
+  arguments_->setText(what_->currentIndex() == 0 ? QStringLiteral("--backend cpu --steps 10") : QString());
+  if (what_->currentIndex() == 1 && !child_.running()) told_->setText(tr("Start times every operator call of the selected plan on this machine; the plan is then priced with what was measured."));
+  refreshHint();
+}
+
+RunPage::~RunPage() {
+  probe_.disconnect(this);
+  probe_.kill();
+  probe_.waitForFinished(1000);
+}
+
+void RunPage::showEvent(QShowEvent* event) {
+  Page::showEvent(event);
+  if (std::exchange(asked_, true)) return;
+  probe_.start(program_, {QStringLiteral("calibrate"), QStringLiteral("--help")});
+}
+
+void RunPage::planTiny() {
+  Draft next;
+  next.model = "kimi-k3-tiny";
+  next.cluster.reset();
+  next.device = "cpu";
+  next.gpus = 1;
+  next.runtime = "cpu";
+  next.workload = "lora-experts";
+  next.rank = 8;
+  next.sequence_length = 128;
+  next.global_batch = 2;
+  session_->edit(next, tr("tiny example"));
+  session_->searchNow();
+}
+
+/// Before anything ran, the line says what Start would do; a plan of many ranks is refused by `run`, so it says that first.
+void RunPage::refreshHint() {
+  if (child_.running() || model_->rowCount() > 0 || what_->currentIndex() != 0) return;
+  const auto& e = session_->estimate();
+  if (!e || !e->ranked) return told_->setText(tr("There is no plan to run yet."));
+  const int world = e->ranked->plan.parallelism.world();
+  told_->setText(world == 1 ? tr("Start runs plan %1 of %2 in a child process; the last step's timeline is then laid under the predicted one.").arg(std::max(0, session_->selected()) + 1).arg(QString::fromStdString(e->problem->model_name))
+                            : tr("The selected plan is for %L1 devices, and `moeplan run` executes one rank. \"Tiny example\" plans a model of the same shape that runs here in seconds.").arg(world));
+}
 
 void RunPage::begin() {
   if (child_.running()) return;
-  QStringList arguments;
-  if (what_->currentIndex() == 0) {
-    const auto& e = session_->estimate();
-    if (!e || !e->ranked) {
-      told_->setText(tr("there is no plan to run"));
-      return;
-    }
-    const QString plan = folder_.filePath(QStringLiteral("plan.json"));
-    try {
-      writeText(plan, QByteArray::fromStdString(plan_file(*e->problem, *e->ranked).dump(1) + "\n"));
-    } catch (const InputError& error) {
-      Q_EMIT session_->message(QString::fromUtf8(error.what()));
-      return;
-    }
-    arguments << QStringLiteral("run") << plan << QStringLiteral("-o") << folder_.filePath(QStringLiteral("measured.json"));
-  } else {
-    arguments << QStringLiteral("calibrate") << QStringLiteral("-o") << folder_.filePath(QStringLiteral("profile.json"));
+  const auto& e = session_->estimate();
+  if (!e || !e->ranked) {
+    told_->setText(tr("there is no plan to run"));
+    return;
   }
+  const QString plan = folder_.filePath(QStringLiteral("plan.json"));
+  try {
+    writeText(plan, QByteArray::fromStdString(plan_file(*e->problem, *e->ranked).dump(1) + "\n"));
+  } catch (const InputError& error) {
+    Q_EMIT session_->message(QString::fromUtf8(error.what()));
+    return;
+  }
+  QStringList arguments;
+  if (what_->currentIndex() == 0) arguments << QStringLiteral("run") << plan << QStringLiteral("-o") << folder_.filePath(QStringLiteral("measured.json"));
+  else arguments << QStringLiteral("calibrate") << plan << QStringLiteral("-o") << folder_.filePath(QStringLiteral("profile.json"));
   arguments << QProcess::splitCommand(arguments_->text()) << QStringLiteral("--json");
+  QFile::remove(folder_.filePath(QStringLiteral("measured.json")));
   model_->clear();
   log_->clear();
   log_->appendPlainText(program_ + QLatin1Char(' ') + arguments.join(QLatin1Char(' ')));
@@ -154,10 +218,11 @@ void RunPage::draw() {
     for (const RunStep& s : steps)
       if (const double v = value(s); !std::isnan(v)) x << static_cast<double>(s.step), y << v;
     chart->setEmptyText(x.isEmpty() ? tr("nothing has run yet") : QString());
-    chart->graph(0)->setPen(QPen(seriesColour(0, p), 2));
-    chart->graph(0)->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssDisc, 5));
+    const qreal unit = fontMetrics().height() / 15.0;
+    chart->graph(0)->setPen(QPen(seriesColour(0, p), 2 * unit));
+    chart->graph(0)->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssDisc, 5 * unit));
     chart->graph(0)->setData(x, y);
-    chart->graph(1)->setPen(QPen(seriesColour(3, p), 2, Qt::DashLine));
+    chart->graph(1)->setPen(QPen(seriesColour(3, p), 2 * unit, Qt::DashLine));
     chart->graph(1)->data()->clear();
     if (forecast && !x.isEmpty()) chart->graph(1)->setData({x.front(), std::max(x.back(), x.front() + 1)}, {*forecast, *forecast});
     chart->setFitter([chart] {

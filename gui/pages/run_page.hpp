@@ -23,6 +23,7 @@ class RunPage : public Page {
 
  public:
   RunPage(Session* session, QString program, QWidget* parent = nullptr);
+  ~RunPage() override;
   std::vector<Drawing> drawings() override;
   std::vector<NamedTable> tables() override;
   QWidget* start() override;
@@ -31,13 +32,21 @@ class RunPage : public Page {
   void setProgram(const QString& program) { program_ = program; }
   void begin();
   [[nodiscard]] QString told() const;
+  /// A problem that `moeplan run` executes on this machine in seconds.
+  void planTiny();
+
+ protected:
+  void showEvent(QShowEvent* event) override;
 
  private:
   void draw();
   void refreshCommand();
+  void refreshHint();
 
   QString program_;
   Child child_;
+  QProcess probe_;                   ///< whether the program knows `calibrate`
+  bool asked_ = false;
   QTemporaryDir folder_;
   RunModel* model_;
   QComboBox* what_;

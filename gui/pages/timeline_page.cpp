@@ -7,6 +7,7 @@
 #include <QStandardItemModel>
 #include <QToolButton>
 #include <QVBoxLayout>
+#include <set>
 
 #include "core/show.hpp"
 #include "gui/app/theme.hpp"
@@ -32,7 +33,8 @@ TimelinePage::TimelinePage(Session* session, QWidget* parent)
   filter_->setPlaceholderText(tr("words of a row's name, e.g.  rank 0 compute"));
   filter_->setAccessibleName(tr("Filter of rows"));
   filter_->setClearButtonEnabled(true);
-  filter_->setMaximumWidth(fontMetrics().averageCharWidth() * 40);
+  filter_->setMinimumWidth(fontMetrics().averageCharWidth() * 44);
+  filter_->setMaximumWidth(fontMetrics().averageCharWidth() * 52);
   label->setBuddy(filter_);
   bar->addWidget(label);
   bar->addWidget(filter_);
@@ -69,6 +71,13 @@ TimelinePage::TimelinePage(Session* session, QWidget* parent)
   connect(view_, &TimelineView::selectionChanged, this, &TimelinePage::describe);
   connect(view_, &TimelineView::spanSelected, this, &TimelinePage::sumUp);
   connect(session, &Session::playChanged, this, &TimelinePage::refresh);
+  connect(session, &Session::measured, this, [this](const QString& file) {
+    try {
+      setMeasured(timelineFile(file.toStdString()));
+    } catch (const InputError& e) {
+      Q_EMIT session_->message(QString::fromUtf8(e.what()));
+    }
+  });
   view_->setErrorText([this](int r, std::int64_t e) { return error(r, e); });
   addPageAction(tr("Filter rows"), QKeySequence(tr("Ctrl+F")), [this] { filter_->setFocus(); filter_->selectAll(); });
   addPageAction(tr("Lay a measured step under it …"), QKeySequence(tr("Ctrl+L")), [this] {
@@ -135,8 +144,16 @@ void TimelinePage::refresh() {
   }
   view_->setStore(std::move(store), std::move(counters));
   QString legend;
-  for (const auto& [activity, name] : EnumNames<Activity>::names) legend += QStringLiteral("<span style='color:%1'>■</span>&nbsp;%2&nbsp; ").arg(activityColour(activity, palette()).name(), words(name).replace(QLatin1Char(' '), QStringLiteral("&nbsp;")));
+  std::set<Activity> present;
+  for (const StepTimeline* t : std::initializer_list<const StepTimeline*>{play ? &play->timeline : nullptr, measured_ ? &*measured_ : nullptr})
+    if (t)
+      for (const TimelineEvent& e : t->events) present.insert(e.kind);
+  for (const auto& [activity, name] : EnumNames<Activity>::names)
+    if (present.contains(activity)) legend += QStringLiteral("<span style='color:%1'>■</span>&nbsp;%2&nbsp; ").arg(activityColour(activity, palette()).name(), words(name).replace(QLatin1Char(' '), QStringLiteral("&nbsp;")));
   legend_->setText(legend);
+  // The whole step's sums until a span is chosen; a step of millions of events is summed only when asked.
+  if (view_->store().events() < 200'000) sumUp(0, view_->store().end);
+  else model_->setRowCount(0);
   describe();
 }
 

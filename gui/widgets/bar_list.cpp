@@ -38,18 +38,19 @@ QSize BarList::minimumSizeHint() const { return {fontMetrics().averageCharWidth(
 void BarList::paint(QPainter& painter, const QRect& area) const {
   const int h = rowHeight();
   const QFontMetrics fm(painter.font());
-  int names = 0, values = 0, deltas = 0;
-  for (const Bar& bar : bars_) {
-    names = std::max(names, fm.horizontalAdvance(bar.name));
-    values = std::max(values, fm.horizontalAdvance(bar.value));
-    deltas = std::max(deltas, fm.horizontalAdvance(bar.delta));
-  }
-  const int gap = fm.averageCharWidth() * 2, shares = fm.horizontalAdvance(QStringLiteral("100.0 %"));
-  // Bold totals are a little wider.
-  names += gap, values += gap, deltas += deltas ? gap : 0;
-  const int barWidth = std::max(20, area.width() - names - values - shares - deltas - 3 * gap);
   QFont bold = painter.font();
   bold.setBold(true);
+  const QFontMetrics strong(bold);
+  int names = 0, values = 0, deltas = 0;
+  for (const Bar& bar : bars_) {
+    const QFontMetrics& m = bar.total ? strong : fm;
+    names = std::max(names, m.horizontalAdvance(bar.name));
+    values = std::max(values, m.horizontalAdvance(bar.value));
+    deltas = std::max(deltas, m.horizontalAdvance(bar.delta));
+  }
+  const int gap = fm.averageCharWidth() * 2, shares = strong.horizontalAdvance(QStringLiteral("100.0 %"));
+  names += gap, deltas += deltas ? gap : 0;
+  const int barWidth = std::max(20, area.width() - names - values - shares - deltas - 3 * gap);
   const QFont plain = painter.font();
   painter.setFont(bold);
   painter.setPen(palette().color(QPalette::Text));

@@ -77,6 +77,12 @@ void Chart::addLimit(double y, const QString& name, const QColor& colour, double
     label->setColor(colour);
     label->setFont(font());
     label->setPositionAlignment(Qt::AlignRight | vertical);
+    // A name stays readable where the line is close to the frame.
+    label->setClipToAxisRect(false);
+    QColor behind = palette().color(QPalette::Base);
+    behind.setAlpha(200);
+    label->setBrush(behind);
+    label->setPadding(QMargins(3, 0, 3, 0));
     label->position->setTypeX(QCPItemPosition::ptAxisRectRatio);
     label->position->setTypeY(QCPItemPosition::ptPlotCoords);
     label->position->setCoords(0.995, at);
@@ -138,6 +144,7 @@ void Chart::pan(double x, double y) {
 void Chart::showLegend(bool below) {
   legend->setVisible(true);
   setInteraction(QCP::iSelectLegend, false);
+  legendBelow_ = below;
   if (below) {
     auto* row = new QCPLayoutGrid;
     plotLayout()->addElement(plotLayout()->rowCount(), 0, row);
@@ -148,6 +155,23 @@ void Chart::showLegend(bool below) {
     plotLayout()->setRowStretchFactor(plotLayout()->rowCount() - 1, 0.001);
   }
 }
+
+/// As many legend entries beside each other as the width takes; the legend never makes the window wider.
+void Chart::wrapLegend() {
+  if (!legendBelow_) return;
+  int widest = 1;
+  for (int i = 0; i < legend->itemCount(); ++i)
+    if (auto* item = qobject_cast<QCPPlottableLegendItem*>(legend->item(i))) widest = std::max(widest, legend->iconSize().width() + legend->iconTextPadding() + fontMetrics().horizontalAdvance(item->plottable()->name()));
+  const int entry = widest + legend->columnSpacing() + fontMetrics().averageCharWidth(), room = width() - legend->margins().left() - legend->margins().right() - 8;
+  if (const int wrap = std::max(1, room / entry); wrap != legend->wrap()) legend->setWrap(wrap);
+}
+
+void Chart::resizeEvent(QResizeEvent* event) {
+  wrapLegend();
+  QCustomPlot::resizeEvent(event);
+}
+
+QSize Chart::minimumSizeHint() const { return {fontMetrics().averageCharWidth() * 28, fontMetrics().height() * 8}; }
 
 void Chart::keyPressEvent(QKeyEvent* event) {
   if (event->modifiers() == Qt::AltModifier && event->key() == Qt::Key_Left) return back();
@@ -283,7 +307,8 @@ void Chart::restyle() {
   legend->setTextColor(text.color());
   legend->setFont(font());
   const int em = fontMetrics().height();
-  legend->setIconSize(em, em * 2 / 3);
+  legend->setIconSize(em * 3 / 2, em);
+  wrapLegend();
   for (QCPItemStraightLine* line : {vertical_, horizontal_}) line->setPen(QPen(muted.color(), 1, Qt::DashLine));
   text_->setBrush(p.color(QPalette::ToolTipBase));
   text_->setPen(muted);

@@ -48,12 +48,15 @@ class Chart : public QCustomPlot {
   void wheelEvent(QWheelEvent* event) override;
   void focusInEvent(QFocusEvent* event) override;
   void focusOutEvent(QFocusEvent* event) override;
+  void resizeEvent(QResizeEvent* event) override;
+  [[nodiscard]] QSize minimumSizeHint() const override;
 
  private:
   struct View { QCPRange x, y; };
   void remember();
   void show(const View& view);
   void restyle();
+  void wrapLegend();
   void readAt(const QPoint& at);
 
   std::function<QString(double, double)> readout_;
@@ -66,7 +69,7 @@ class Chart : public QCustomPlot {
   QCPItemText* empty_;
   std::vector<QCPAbstractItem*> limits_;
   QPoint pressed_;
-  bool dragging_ = false;
+  bool dragging_ = false, legendBelow_ = false;
 };
 
 }  // namespace moeplan::gui

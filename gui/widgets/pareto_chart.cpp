@@ -1,6 +1,7 @@
 #include "gui/widgets/pareto_chart.hpp"
 
 #include <cmath>
+#include <numeric>
 
 #include "gui/app/theme.hpp"
 
@@ -15,11 +16,12 @@ ParetoChart::ParetoChart(QWidget* parent) : Chart(tr("Plans on two axes"), paren
     return graph;
   };
   all_ = add(tr("plans"));
-  front_ = add(tr("Pareto front"));
-  front_->setLineStyle(QCPGraph::lsStepLeft);
+  best_ = add(tr("best on these axes"));
+  front_ = add(tr("Pareto front of speed and memory"));
   pinned_ = add(tr("A (pinned)"));
   selected_ = add(tr("selected"));
   showLegend();
+  connect(this, &QCustomPlot::beforeReplot, this, &ParetoChart::thin);
   setEmptyText(tr("searching …"));
   setReadout([this](double x, double y) -> QString {
     const int plan = planNear(x, y);
@@ -55,7 +57,7 @@ void ParetoChart::refresh(int selectedPlan, const std::optional<RankedPlan>& pin
   const PlanColumn &cx = columns[static_cast<std::size_t>(x_)], &cy = columns[static_cast<std::size_t>(y_)];
   xAxis->setLabel(QStringLiteral("%1 [%2]").arg(cx.title, cx.unit));
   yAxis->setLabel(QStringLiteral("%1 [%2]").arg(cy.title, cy.unit));
-  for (QCPGraph* g : {all_, front_, selected_, pinned_}) g->data()->clear();
+  for (QCPGraph* g : {all_, best_, front_, selected_, pinned_}) g->data()->clear();
   const bool any = model_ && model_->result() && !model_->order().empty();
   const bool nothing = model_ && model_->result() && model_->result()->answer.plans.empty();
   setEmptyText(any ? QString() : nothing ? tr("no plan fits") : model_ && model_->result() ? tr("no plan passes the filter") : tr("searching …"));
@@ -64,23 +66,20 @@ void ParetoChart::refresh(int selectedPlan, const std::optional<RankedPlan>& pin
   QColor dot = mutedColour(p);
   dot.setAlpha(140);
   all_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssDisc, QPen(dot), dot, em / 3));
-  front_->setPen(QPen(seriesColour(0, p), 2));
+  best_->setPen(QPen(seriesColour(0, p), em / 9));
+  front_->setPen(Qt::NoPen);
   front_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssSquare, QPen(seriesColour(0, p), 1.5), seriesColour(0, p), em / 2));
-  selected_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssCircle, QPen(seriesColour(3, p), 3), Qt::NoBrush, em));
-  pinned_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssDiamond, QPen(seriesColour(2, p), 2.5), Qt::NoBrush, em));
+  selected_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssCircle, QPen(seriesColour(3, p), em / 5), Qt::NoBrush, em * 0.85));
+  pinned_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssDiamond, QPen(seriesColour(2, p), em / 6), Qt::NoBrush, em * 0.85));
+  if (!any) xs_.clear(), ys_.clear();
   if (any) {
-    const QVector<double> xs = shownColumn(x_), ys = shownColumn(y_);
-    all_->setData(xs, ys);
+    xs_ = shownColumn(x_), ys_ = shownColumn(y_);
+    const QVector<double>&xs = xs_, &ys = ys_;
     QVector<double> fx, fy;
     for (qsizetype i = 0; i < xs.size(); ++i)
       if (model_->onFront(model_->order()[static_cast<std::size_t>(i)])) fx << xs[i], fy << ys[i];
     front_->setData(fx, fy);
-    const auto point = [&](QCPGraph* graph, const RankedPlan& r) {
-      const auto x = cx.number(r, *model_->result()->problem), y = cy.number(r, *model_->result()->problem);
-      if (x && y) graph->addData(scaled(cx, *x), scaled(cy, *y));
-    };
-    if (selectedPlan >= 0) point(selected_, model_->result()->answer.plans[static_cast<std::size_t>(selectedPlan)]);
-    if (pinned) point(pinned_, *pinned);
+    drawBest(xs, ys, cx.lowerIsBetter, cy.lowerIsBetter);
     // Ranges above a factor of 100 get a logarithmic axis.
     for (auto [axis, values] : {std::pair{xAxis, &xs}, std::pair{yAxis, &ys}}) {
       const auto [low, high] = std::minmax_element(values->begin(), values->end());
@@ -89,12 +88,65 @@ void ParetoChart::refresh(int selectedPlan, const std::optional<RankedPlan>& pin
       axis->setTicker(logarithmic ? QSharedPointer<QCPAxisTicker>(new QCPAxisTickerLog) : QSharedPointer<QCPAxisTicker>(new QCPAxisTicker));
     }
   }
+  mark(selectedPlan, pinned);
   setFitter([this, any] {
     if (!any) return;
-    rescaleAxes();
-    for (QCPAxis* axis : {xAxis, yAxis})
+    for (auto [axis, values] : {std::pair{xAxis, &xs_}, std::pair{yAxis, &ys_}}) {
+      QCPRange range(1e300, -1e300);
+      for (const double v : *values)
+        if (!std::isnan(v)) range.lower = std::min(range.lower, v), range.upper = std::max(range.upper, v);
+      if (range.lower > range.upper) continue;
+      if (axis->scaleType() == QCPAxis::stLogarithmic) range.lower /= 1.2, range.upper *= 1.2;
+      else if (range.lower == range.upper) range.lower -= 0.5, range.upper += 0.5;
+      axis->setRange(range);
       if (axis->scaleType() == QCPAxis::stLinear) axis->scaleRange(1.1);
+    }
   });
+}
+
+void ParetoChart::mark(int selectedPlan, const std::optional<RankedPlan>& pinned) {
+  for (QCPGraph* g : {selected_, pinned_}) g->data()->clear();
+  if (!model_ || !model_->result()) return;
+  const PlanColumn &cx = planColumns()[static_cast<std::size_t>(x_)], &cy = planColumns()[static_cast<std::size_t>(y_)];
+  const auto point = [&](QCPGraph* graph, const RankedPlan& r) {
+    const auto x = cx.number(r, *model_->result()->problem), y = cy.number(r, *model_->result()->problem);
+    if (x && y) graph->addData(scaled(cx, *x), scaled(cy, *y));
+  };
+  if (selectedPlan >= 0) point(selected_, model_->result()->answer.plans[static_cast<std::size_t>(selectedPlan)]);
+  if (pinned) point(pinned_, *pinned);
+}
+
+/// Points that would cover each other are drawn once: 100,000 of them would take longer than a frame. Brush and read-out know all.
+void ParetoChart::thin() {
+  constexpr int kCell = 3;   // pixels, less than a mark
+  const QRect area = axisRect()->rect();
+  const int wide = area.width() / kCell + 1, high = area.height() / kCell + 1;
+  if (xs_.isEmpty() || area.isEmpty()) return all_->data()->clear();
+  std::vector<bool> taken(static_cast<std::size_t>(wide) * static_cast<std::size_t>(high));
+  QVector<QCPGraphData> kept;
+  for (qsizetype i = 0; i < xs_.size(); ++i) {
+    const double px = xAxis->coordToPixel(xs_[i]) - area.left(), py = yAxis->coordToPixel(ys_[i]) - area.top();
+    if (!(px >= 0 && py >= 0 && px < area.width() && py < area.height())) continue;
+    const auto cell = static_cast<std::size_t>(py) / kCell * static_cast<std::size_t>(wide) + static_cast<std::size_t>(px) / kCell;
+    if (taken[cell]) continue;
+    taken[cell] = true;
+    kept << QCPGraphData(xs_[i], ys_[i]);
+  }
+  all_->data()->set(kept, false);
+}
+
+/// What no visible plan beats on both chosen axes, as a staircase: between two of its plans the worse one is what can be had.
+void ParetoChart::drawBest(const QVector<double>& xs, const QVector<double>& ys, bool lowX, bool lowY) {
+  std::vector<qsizetype> order(static_cast<std::size_t>(xs.size()));
+  std::iota(order.begin(), order.end(), qsizetype{0});
+  std::erase_if(order, [&](qsizetype i) { return std::isnan(xs[i]) || std::isnan(ys[i]); });
+  const auto better = [](double a, double b, bool low) { return low ? a < b : a > b; };
+  std::sort(order.begin(), order.end(), [&](qsizetype a, qsizetype b) { return xs[a] != xs[b] ? better(xs[a], xs[b], lowX) : better(ys[a], ys[b], lowY); });
+  QVector<double> x, y;
+  for (const qsizetype i : order)
+    if (y.isEmpty() || better(ys[i], y.back(), lowY)) x << xs[i], y << ys[i];
+  best_->setLineStyle(lowX ? QCPGraph::lsStepLeft : QCPGraph::lsStepRight);
+  best_->setData(x, y);
 }
 
 int ParetoChart::planNear(double x, double y) const {

@@ -47,10 +47,16 @@ void TableView::fitColumns() {
   // The first rows say how wide: asking 100,000 would block.
   const int rows = std::min(model()->rowCount(), 60);
   for (int c = 0; c < model()->columnCount(); ++c) {
-    int width = fontMetrics().horizontalAdvance(model()->headerData(c, Qt::Horizontal).toString()) + 2 * em;
+    int width = fontMetrics().horizontalAdvance(model()->headerData(c, Qt::Horizontal).toString()) + (isSortingEnabled() ? 2 * em : em);
     for (int r = 0; r < rows; ++r) width = std::max(width, fontMetrics().horizontalAdvance(model()->index(r, c).data().toString()) + em);
     setColumnWidth(c, std::min(width, 40 * em));
+    // A header stands over its numbers.
+    if (rows > 0 && !model()->headerData(c, Qt::Horizontal, Qt::TextAlignmentRole).isValid())
+      model()->setHeaderData(c, Qt::Horizontal, model()->index(0, c).data(Qt::TextAlignmentRole).toInt() & Qt::AlignRight ? static_cast<int>(Qt::AlignRight | Qt::AlignVCenter) : static_cast<int>(Qt::AlignLeft | Qt::AlignVCenter), Qt::TextAlignmentRole);
   }
+  // Text may run on to the edge; a number there would stand far from its column.
+  const int last = model()->columnCount() - 1;
+  horizontalHeader()->setStretchLastSection(last >= 0 && !(model()->headerData(last, Qt::Horizontal, Qt::TextAlignmentRole).toInt() & Qt::AlignRight));
 }
 
 QString TableView::selectionAsTsv() const {

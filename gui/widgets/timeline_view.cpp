@@ -7,6 +7,7 @@
 #include <QScrollBar>
 #include <QToolTip>
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/show.hpp"
@@ -36,12 +37,20 @@ void TimelineView::setStore(TraceStore store, std::vector<Counter> counters) {
   Q_EMIT selectionChanged();
 }
 
-int TimelineView::rowHeight() const { return fontMetrics().height() * 3 / 2; }
+int TimelineView::rowHeight() const {
+  // Few rows share the room, up to a height that still reads as a row.
+  const int least = fontMetrics().height() * 3 / 2, room = viewport()->height() - headHeight() - counterHeight();
+  return std::clamp(visible_.empty() ? least : room / static_cast<int>(visible_.size()), least, least * 3 / 2);
+}
 int TimelineView::headHeight() const { return fontMetrics().height() * 2; }
-int TimelineView::counterHeight() const { return counters_.empty() ? 0 : fontMetrics().height() * 4; }
-int TimelineView::labelWidth() const { return std::min(viewport()->width() / 3, fontMetrics().averageCharWidth() * 34); }
+int TimelineView::counterHeight() const {
+  const int em = fontMetrics().height(), rows = static_cast<int>(visible_.size()) * em * 9 / 4;
+  return counters_.empty() ? 0 : std::clamp(viewport()->height() - headHeight() - rows, 4 * em, 12 * em);
+}
 
 void TimelineView::arrange() {
+  // Asked for every mark of a frame, and font metrics are slow to answer.
+  labelWidth_ = std::min(viewport()->width() / 3, fontMetrics().averageCharWidth() * 42);
   visible_.clear();
   place_.assign(store_.rows.size(), -1);
   for (const bool pinned : {true, false}) {
@@ -177,15 +186,20 @@ void TimelineView::paintRow(QPainter& painter, const QRect& area, int r, int y) 
   painter.setPen(gridColour(palette()));
   painter.drawLine(area.left(), y + h - 1, area.right(), y + h - 1);
   painter.setPen(palette().color(QPalette::Text));
-  const QString label = (pinned_.contains(r) ? QStringLiteral("▲ ") : QString()) + row.label + (row.measured ? tr(" (measured)") : QString());
+  const QString label = (pinned_.contains(r) ? QStringLiteral("▲ ") : QString()) + row.label + (row.note.isEmpty() ? QString() : QLatin1Char(' ') + row.note) + (row.measured ? tr(" (measured)") : QString());
   painter.drawText(QRect(area.left() + 4, y, labelWidth() - 8, h), Qt::AlignVCenter | Qt::AlignLeft, painter.fontMetrics().elidedText(label, Qt::ElideMiddle, labelWidth() - 8));
   painter.save();
   painter.setClipRect(QRect(area.left() + labelWidth(), y, area.width() - labelWidth(), h));
   const auto pixel = static_cast<Picoseconds>(static_cast<double>(to_ - from_) / std::max(1, area.width() - labelWidth()));
   const QFontMetrics fm = painter.fontMetrics();
+  const int letters = fm.averageCharWidth() * 5;
+  std::array<QColor, kActivities> colours;
+  for (std::size_t k = 0; k < kActivities; ++k) colours[k] = activityColour(static_cast<Activity>(k), palette());
+  const QColor between = palette().color(QPalette::Base);
+  const bool dark = isDark(palette());
   row.marks(from_, to_, std::max<Picoseconds>(1, pixel), [&](const TraceMark& m) {
     const double a = xOf(m.start, area), b = xOf(m.end, area);
-    QColor colour = activityColour(m.kind, palette());
+    QColor colour = colours[static_cast<std::size_t>(m.kind)];
     const QRectF box(a, y + 2, std::max(1.0, b - a), h - 5);
     if (m.events > 1) {
       // Many events in a pixel: the filled height says how much of it is busy, never less than a visible sliver.
@@ -193,13 +207,13 @@ void TimelineView::paintRow(QPainter& painter, const QRect& area, int r, int y) 
       painter.fillRect(QRectF(box.left(), box.bottom() - filled, box.width(), filled), colour);
       return;
     }
-    if (row.measured) colour = colour.lighter(isDark(palette()) ? 80 : 125);
+    if (row.measured) colour = colour.lighter(dark ? 80 : 125);
     painter.fillRect(box, colour);
     if (box.width() > 3) {
-      painter.setPen(palette().color(QPalette::Base));
+      painter.setPen(between);
       painter.drawLine(QPointF(box.right(), box.top()), QPointF(box.right(), box.bottom()));
     }
-    if (box.width() > fm.averageCharWidth() * 5) {
+    if (box.width() > letters) {
       const double left = std::max<double>(box.left(), area.left() + labelWidth());
       painter.setPen(textOn(colour));
       const QRectF inside(left + 3, box.top(), box.right() - left - 6, box.height());

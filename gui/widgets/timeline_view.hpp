@@ -60,7 +60,7 @@ class TimelineView : public QAbstractScrollArea {
   void zoom(double factor, double at);
   void pan(double share);
   [[nodiscard]] int rowHeight() const;
-  [[nodiscard]] int labelWidth() const;
+  [[nodiscard]] int labelWidth() const { return labelWidth_; }
   [[nodiscard]] int headHeight() const;
   [[nodiscard]] int counterHeight() const;
   [[nodiscard]] int rowAt(int y) const;
@@ -84,6 +84,7 @@ class TimelineView : public QAbstractScrollArea {
   enum class Drag : std::uint8_t { none, pan, span } drag_ = Drag::none;
   QPoint pressed_, last_;
   std::function<QString(int, std::int64_t)> errorText_;
+  int labelWidth_ = 0;               ///< of this width and font
 };
 
 /// "12.3 ms" for a span of time.

@@ -90,10 +90,18 @@ void Treemap::paint(QPainter& painter, const QRect& area) const {
       painter.setPen(QPen(palette().color(QPalette::Text), 2));
       painter.drawRect(r.adjusted(1, 1, -1, -1));
     }
-    const QString name = fm.elidedText(tile.name, Qt::ElideRight, r.width() - 8);
-    if (r.height() < fm.height() * 1.2 || r.width() < fm.averageCharWidth() * 6) continue;
+    const QRectF inside = r.adjusted(4, 2, -4, -2);
+    if (inside.height() < fm.height() || inside.width() < fm.averageCharWidth() * 4) continue;
     painter.setPen(textOn(tile.colour));
-    painter.drawText(r.adjusted(4, 2, -4, -2), Qt::AlignLeft | Qt::AlignTop, r.height() > 2.3 * fm.height() && fm.horizontalAdvance(tile.value) < r.width() - 8 ? name + QLatin1Char('\n') + tile.value : name);
+    // Whole words where they fit; a few letters of a name say less than the size alone.
+    const QString both = tile.name + QLatin1Char('\n') + tile.value;
+    const bool value = fm.horizontalAdvance(tile.value) <= inside.width();
+    const QRectF whole = fm.boundingRect(inside, Qt::AlignLeft | Qt::AlignTop | Qt::TextWordWrap, both);
+    QString text;
+    if (value && whole.height() <= inside.height() && whole.width() <= inside.width()) text = both;
+    else if (inside.width() > fm.averageCharWidth() * 14) text = fm.elidedText(tile.name, Qt::ElideMiddle, inside.width()) + (value && inside.height() > 2.1 * fm.height() ? QLatin1Char('\n') + tile.value : QString());
+    else if (value) text = tile.value;
+    painter.drawText(inside, Qt::AlignLeft | Qt::AlignTop | Qt::TextWordWrap, text);
   }
 }
 

@@ -26,14 +26,16 @@ TEST(GuiJobs, OnlyTheNewestRequestIsAnswered) {
 
 TEST(GuiJobs, ACancelledJobStopsAndSaysNothing) {
   LatestJob job;
-  std::atomic<bool> stopped{false};
+  std::atomic<bool> begun{false}, stopped{false};
   bool answered = false;
   job.start([&](const Ticket& ticket) {
     struct Note { std::atomic<bool>& flag; ~Note() { flag = true; } } note{stopped};
+    begun = true;
     for (;;) { ticket.stopIfCancelled(); std::this_thread::yield(); }
     return 0;
   }, [&](int) { answered = true; }, [&](const InputError&) { answered = true; });
   EXPECT_TRUE(job.running());
+  ASSERT_TRUE(eventually([&] { return begun.load(); }));
   job.cancel();
   EXPECT_FALSE(job.running());
   ASSERT_TRUE(eventually([&] { return stopped.load(); }));

@@ -13,12 +13,10 @@
 #include "gui/app/export.hpp"
 #include "gui/models/plans_model.hpp"
 #include "gui/models/project.hpp"
-#include "gui/models/run_model.hpp"
 #include "gui/pages/experts_page.hpp"
 #include "gui/pages/memory_page.hpp"
 #include "gui/pages/plans_page.hpp"
 #include "gui/pages/problem_page.hpp"
-#include "gui/pages/run_page.hpp"
 #include "gui/pages/timeline_page.hpp"
 #include "gui/widgets/pareto_chart.hpp"
 #include "gui/widgets/table_view.hpp"
@@ -51,6 +49,30 @@ TEST_F(Gui, FirstStartShowsTheWorkedExamplePriced) {
   EXPECT_GT(session().estimate()->ranked->forecast.step.value, 0);
 }
 
+TEST_F(Gui, TheWorkedExampleIsPlanOneOfTheCommandLineToTheDigit) {
+  window->showWorkedExample();
+  ASSERT_TRUE(eventually([&] { return session().estimate() && session().estimate()->ranked; }));
+  // Live, before any search: the decision alone, priced.
+  Json live = plan_json(*session().estimate()->ranked);
+  session().searchNow();
+  ASSERT_TRUE(eventually([&] { return session().result() && !session().searching(); }));
+  const CliRun run = cli({QStringLiteral("plan"), QStringLiteral("kimi-k3"), QStringLiteral("--cluster"), QStringLiteral("128xh200"), QStringLiteral("--json"), QStringLiteral("-q")});
+  ASSERT_EQ(run.code, 0) << run.err.toStdString();
+  const Json json = parse_json(run.out.toStdString(), "stdout", {.max_bytes = std::size_t{1} << 28, .max_values = 10'000'000});
+  // A plan alone and a search add up the intervals in another order: equal to the last digits but two.
+  Json there = json.at("plans")[0];
+  for (const auto& [figure, ends] : there.at("intervals").items())
+    for (const char* end : {"low", "high"}) EXPECT_NEAR(live.at("intervals").at(figure).at(end).get<double>() / ends.at(end).get<double>(), 1, 1e-12) << figure;
+  live.erase("intervals");
+  there.erase("intervals");
+  EXPECT_EQ(live.dump(), there.dump());
+  EXPECT_EQ(plan_json(session().result()->answer.plans.front()).dump(), json.at("plans")[0].dump());
+  EXPECT_EQ(json.at("searched").get<std::int64_t>(), session().result()->answer.searched);
+  EXPECT_EQ(json.at("feasible").get<std::int64_t>(), session().result()->answer.feasible);
+  // The copied command asks the very same question.
+  EXPECT_EQ(session().command(), "moeplan plan kimi-k3 --cluster 128xh200");
+}
+
 TEST_F(Gui, NumbersEqualTheCommandLineToTheDigit) {
   searched();
   const CliRun run = cli({QStringLiteral("plan"), QStringLiteral("qwen3-30b-a3b"), QStringLiteral("--cluster"), QStringLiteral("8xh200"), QStringLiteral("--targets"), QStringLiteral("attention,experts"), QStringLiteral("--top"), QStringLiteral("10000"), QStringLiteral("--json"), QStringLiteral("-q")});
@@ -78,6 +100,26 @@ TEST_F(Gui, NumbersEqualTheCommandLineToTheDigit) {
   const QString csv = page->table()->asCsv();
   const QString step = QString::fromStdString(json.at("plans")[0].at("step_seconds").dump());
   EXPECT_TRUE(csv.section(QLatin1Char('\n'), 1, 1).contains(step)) << csv.section(QLatin1Char('\n'), 0, 1).toStdString();
+}
+
+TEST_F(Gui, TheCopiedCommandGivesTheSamePlansWhateverIsPinned) {
+  std::vector<Draft> drafts(4, smallDraft());
+  drafts[0].tp = 2, drafts[0].etp = 2, drafts[0].micro_batch = 1;
+  drafts[1].pp = 2, drafts[1].schedule = Schedule::interleaved, drafts[1].virtual_stages = 2;
+  drafts[2].offload = "optimizer+weights", drafts[2].cp = 2;
+  drafts[3].ep = 4, drafts[3].capacity_factor = 1.25, drafts[3].placement = ExpertPlacement::balanced, drafts[3].dispatch = DType::fp8, drafts[3].recompute = Recompute::full;
+  for (const Draft& draft : drafts) {
+    searched(draft);
+    const CliRun run = cli(QProcess::splitCommand(QString::fromStdString(session().command())).mid(1) + QStringList{QStringLiteral("--json"), QStringLiteral("-q")});
+    ASSERT_EQ(run.code, 0) << session().command() << "\n" << run.err.toStdString();
+    const Json json = parse_json(run.out.toStdString(), "stdout", {.max_bytes = std::size_t{1} << 28, .max_values = 10'000'000});
+    ASSERT_FALSE(session().result()->answer.plans.empty()) << session().command();
+    EXPECT_EQ(json.at("plans")[0].dump(), plan_json(session().result()->answer.plans.front()).dump()) << session().command();
+    EXPECT_EQ(json.at("searched").get<std::int64_t>(), session().result()->answer.searched) << session().command();
+    // The live estimate of plan 1 does not refuse what the search found under the same pins.
+    ASSERT_TRUE(session().estimate() && session().estimate()->ranked);
+    EXPECT_TRUE(session().issues().empty()) << session().issues().front().message.toStdString();
+  }
 }
 
 TEST_F(Gui, TypingRepricesTheSelectedPlanAndMarksTheRestStale) {
@@ -236,7 +278,7 @@ TEST_F(Gui, AProjectIsSelfContained) {
   session().togglePin();
   const Problem problem = make_problem(MOEPLAN_CONFIGS, request_of(draft));
   Json json = projectJson(draft, problem, session().selectedPlan(), session().pinned()->plan);
-  json["problem"]["cluster"]["price"] = "9.5 $/h";   // a colleague's own cluster, not in configs
+  json["problem"]["cluster"]["price"] = "9.5 USD/h";   // a colleague's own cluster, not in configs
   const QString path = write(QStringLiteral("mine.moeplan"), json.dump());
   const auto plan = session().selectedPlan();
   ASSERT_TRUE(window->openFile(path)) << window->message().toStdString();
@@ -266,63 +308,16 @@ TEST_F(Gui, ChartsTablesAndTheReportAreWritten) {
     for (const NamedTable& t : page->tables()) writeTable(*t.table, folder.filePath(QStringLiteral("t%1.csv").arg(++written)));
   }
   EXPECT_GT(written, 30);
+  const QString asJson = folder.filePath(QStringLiteral("plans.json"));
+  writeTable(*static_cast<PlansPage*>(window->pages()[1])->table(), asJson);
+  const Json plans = load_json(asJson.toStdString(), {.max_values = 10'000'000});
+  ASSERT_EQ(plans.size(), session().result()->answer.plans.size());
+  EXPECT_EQ(plans[0].at("Step").get<double>(), session().result()->answer.plans[0].forecast.step.value);
   writeReport(session(), folder.filePath(QStringLiteral("report.pdf")));
   std::ifstream in(folder.filePath(QStringLiteral("report.pdf")).toStdString(), std::ios::binary);
   const std::string pdf{std::istreambuf_iterator<char>(in), {}};
   EXPECT_NE(pdf.find("/Count 1"), std::string::npos) << "one page";
   EXPECT_THROW(writeText(QStringLiteral("/no/such/folder/x.png"), "x"), InputError);
-}
-
-TEST_F(Gui, TheRunPageReadsItsChild) {
-  searched();
-  auto* page = static_cast<RunPage*>(window->pages()[5]);
-  page->setProgram(QStringLiteral(MOEPLAN_SOURCE "/tests/gui/fake_moeplan.sh"));
-  page->begin();
-  ASSERT_TRUE(eventually([&] { return !page->child()->running(); }));
-  EXPECT_EQ(page->model()->rowCount(), 5);
-  EXPECT_EQ(page->model()->index(4, 1).data(kNumberRole).toDouble(), 7.5);
-  EXPECT_TRUE(page->told().startsWith(QStringLiteral("done"))) << page->told().toStdString();
-  EXPECT_EQ(page->model()->experts().size(), 2u);
-}
-
-TEST_F(Gui, ACrashedChildIsReportedAndNothingIsLost) {
-  searched();
-  auto* page = static_cast<RunPage*>(window->pages()[5]);
-  page->setProgram(QStringLiteral(MOEPLAN_SOURCE "/tests/gui/fake_moeplan.sh"));
-  auto* options = page->findChild<QLineEdit*>();
-  options->setText(QStringLiteral("--crash"));
-  page->begin();
-  ASSERT_TRUE(eventually([&] { return !page->child()->running() && !window->message().isEmpty(); }));
-  EXPECT_EQ(page->model()->rowCount(), 3);
-  EXPECT_TRUE(window->message().contains(QStringLiteral("crashed"))) << window->message().toStdString();
-  EXPECT_TRUE(window->message().contains(QStringLiteral("about to fall")));
-  options->setText(QStringLiteral("--refuse"));
-  page->begin();
-  ASSERT_TRUE(eventually([&] { return !page->child()->running(); }));
-  EXPECT_EQ(window->message(), QStringLiteral("moeplan: --steps: 0 is out of range; at least 1"));
-  options->setText(QStringLiteral("--forever"));
-  page->begin();
-  ASSERT_TRUE(eventually([&] { return page->model()->rowCount() == 5; }));
-  page->child()->cancel();
-  ASSERT_TRUE(eventually([&] { return !page->child()->running(); }));
-  EXPECT_EQ(page->told(), QStringLiteral("cancelled"));
-  page->setProgram(folder.filePath(QStringLiteral("no-such-program")));
-  page->begin();
-  ASSERT_TRUE(eventually([&] { return page->told().contains(QStringLiteral("cannot be started")); }));
-}
-
-TEST_F(Gui, AutosaveBringsBackWhatACrashLost) {
-  Draft draft = smallDraft();
-  draft.ep = 4;
-  searched(draft);
-  const QString autosave = folder.filePath(QStringLiteral("autosave.moeplan"));
-  ASSERT_TRUE(eventually([&] { return QFile::exists(autosave); }));
-  Window second({.configs = MOEPLAN_CONFIGS, .program = {}, .autosave = autosave});
-  EXPECT_TRUE(second.restoreAutosave());
-  EXPECT_EQ(second.session()->draft().ep, 4);
-  EXPECT_TRUE(second.message().contains(QStringLiteral("restored")));
-  second.close();
-  EXPECT_FALSE(QFile::exists(autosave)) << "a window that is closed leaves none";
 }
 
 TEST_F(Gui, ThePaletteFindsAndRunsAnyAction) {
