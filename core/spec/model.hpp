@@ -119,7 +119,8 @@ struct EnumNames<Activation> {
 
 /// Numbers of an activation, used by those that have them.
 struct ActivationNumbers {
-  double limit = 7, alpha = 1.702;          ///< clamped_swiglu: clamp and slope
+  double limit = 7, alpha = 1.702;         ///< clamped_swiglu: clamp and slope
+  double up_offset = 1;                    ///< clamped_swiglu: added to the clamped up part (gpt-oss 1; DeepSeek-V4, GLM-5.3-Flash 0)
   double beta = 4, linear_beta = 25;       ///< situ: bounds of gate and up
   bool operator==(const ActivationNumbers&) const = default;
 };

@@ -12,7 +12,7 @@ namespace {
 struct Form {
   Activation activation;
   bool interleaved;
-  float beta, linear_beta, alpha, limit;
+  float beta, linear_beta, alpha, limit, up_offset;
   RowOf rows;   ///< of y
 };
 
@@ -29,8 +29,8 @@ __device__ __forceinline__ Dual clamped_gate(float g, float alpha, float limit) 
   const Dual s = sigmoid_dual(alpha * clamped);
   return {clamped * s.value, g > limit ? 0.0f : fmaf(clamped * alpha, s.slope, s.value)};
 }
-__device__ __forceinline__ Dual clamped_up(float u, float limit) {
-  return {fminf(fmaxf(u, -limit), limit) + 1.0f, fabsf(u) > limit ? 0.0f : 1.0f};
+__device__ __forceinline__ Dual clamped_up(float u, float limit, float offset) {
+  return {fminf(fmaxf(u, -limit), limit) + offset, fabsf(u) > limit ? 0.0f : 1.0f};
 }
 
 /// Two packs of x: g and u, or neighbours g0 u0 g1 u1 ... across both.
@@ -63,7 +63,7 @@ __device__ __forceinline__ void evaluate(const Form& form, const Halves<V>& h, U
     case Activation::relu2: each([](float g) { return relu2_dual(g); }, plain); break;
     case Activation::situ: each([&](float g) { return situ_gate(g, form.beta); }, [&](float u) { return situ_up(u, form.linear_beta); }); break;
     case Activation::clamped_swiglu:
-      each([&](float g) { return clamped_gate(g, form.alpha, form.limit); }, [&](float u) { return clamped_up(u, form.limit); });
+      each([&](float g) { return clamped_gate(g, form.alpha, form.limit); }, [&](float u) { return clamped_up(u, form.limit, form.up_offset); });
       break;
   }
 }
@@ -144,7 +144,7 @@ struct Derive {
 
 Form form_of(const op::Glu& op) {
   return {op.activation, op.interleaved, static_cast<float>(op.beta), static_cast<float>(op.linear_beta), static_cast<float>(op.alpha),
-          static_cast<float>(op.limit), RowOf::of(op.intermediate, op.tokens * op.intermediate)};
+          static_cast<float>(op.limit), static_cast<float>(op.up_offset), RowOf::of(op.intermediate, op.tokens * op.intermediate)};
 }
 
 }  // namespace

@@ -35,9 +35,9 @@ Dual<T> up_part(const op::Glu& op, T u) {
     const auto t = tanh_dual(u / lambda);
     return {lambda * t.value, t.slope};
   }
-  if (op.activation == Activation::clamped_swiglu) {   // clamp(u) + 1
+  if (op.activation == Activation::clamped_swiglu) {   // clamp(u) + offset
     const T limit = static_cast<T>(op.limit);
-    return {std::clamp(u, -limit, limit) + 1, std::abs(u) > limit ? T(0) : T(1)};
+    return {std::clamp(u, -limit, limit) + static_cast<T>(op.up_offset), std::abs(u) > limit ? T(0) : T(1)};
   }
   return {u, 1};
 }

@@ -16,6 +16,7 @@ ActivationNumbers numbers(const ConfigReader& text) {
   const bool oai = text.has("swiglu_alpha") || text.text_or({"model_type"}, "") == "gpt_oss";
   n.limit = text.number_or({"swiglu_limit"}, n.limit);
   n.alpha = text.number_or({"swiglu_alpha"}, oai ? n.alpha : 1.0);
+  n.up_offset = oai ? 1 : 0;
   n.beta = text.number_or({"activation_situ_beta"}, n.beta);
   n.linear_beta = text.number_or({"activation_situ_linear_beta"}, n.linear_beta);
   for (const auto& [value, field] : {std::pair{n.limit, "swiglu_limit"}, std::pair{n.beta, "activation_situ_beta"}, std::pair{n.linear_beta, "activation_situ_linear_beta"}})

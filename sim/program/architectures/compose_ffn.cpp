@@ -9,7 +9,7 @@ ValueId activate(Builder& b, Activation activation, const ActivationNumbers& n, 
   const std::int64_t width = columns(b, x);
   if (gated) {
     op::Glu call{.tokens = rows(b, x), .intermediate = width / 2, .activation = activation, .interleaved = interleaved, .ragged = ragged};
-    call.beta = n.beta, call.linear_beta = n.linear_beta, call.alpha = n.alpha, call.limit = n.limit;
+    call.beta = n.beta, call.linear_beta = n.linear_beta, call.alpha = n.alpha, call.limit = n.limit, call.up_offset = n.up_offset;
     return b.call(call, {x}).front();
   }
   return b.call(op::Activate{.tokens = rows(b, x), .width = width, .function = op::function_of(activation), .ragged = ragged}, {x}).front();
