@@ -180,7 +180,7 @@ void RunPage::refreshHint() {
   if (!e || !e->ranked) return told_->setText(tr("There is no plan to run yet."));
   const int world = e->ranked->plan.parallelism.world();
   told_->setText(world == 1 ? tr("Start runs plan %1 of %2 in a child process; the last step's timeline is then laid under the predicted one.").arg(std::max(0, session_->selected()) + 1).arg(QString::fromStdString(e->problem->model_name))
-                            : tr("The selected plan is for %L1 devices, and `moeplan run` executes one rank. \"Tiny example\" plans a model of the same shape that runs here in seconds.").arg(world));
+                            : tr("The selected plan is for %L1 devices, and the window runs one rank (`moeplan run --ranks N` runs several as threads). \"Tiny example\" plans a model of the same shape that runs here in seconds.").arg(world));
 }
 
 void RunPage::begin() {
