@@ -28,14 +28,14 @@ struct Library {
 #undef MOEPLAN_CUBLASLT
 
   Library() {
-    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
+    for (const char* name : {"libcublasLt.so.13", "libcublasLt.so"}) {
       handle.reset(dlopen(name, RTLD_NOW | RTLD_LOCAL));
       if (handle) break;
     }
     if (!handle) throw InputError("cuBLASLt", "libcublasLt.so is not found", "install the CUDA run time's libcublas, or set LD_LIBRARY_PATH to it");
     const auto find = [&](const char* name) {
       void* const f = dlsym(handle.get(), name);
-      if (f == nullptr) throw InputError("cuBLASLt", fmt::format("has no {}", name), "CUDA 12 or later has");
+      if (f == nullptr) throw InputError("cuBLASLt", fmt::format("has no {}", name), "CUDA 13's has");
       return f;
     };
 #define MOEPLAN_CUBLASLT(f) f = reinterpret_cast<decltype(f)>(find("cublasLt" #f));

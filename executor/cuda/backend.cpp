@@ -15,8 +15,7 @@
 namespace moeplan {
 namespace {
 
-constexpr std::int64_t alignment = 256;
-std::int64_t padded(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+using cuda::aligned_bytes;
 
 /// The call over weights as they are held: block-quantised ones lie in bf16.
 Op as_held(Op op) {
@@ -33,7 +32,7 @@ class Growing {
   std::byte* at_least(std::int64_t bytes) {
     if (bytes > 0 && static_cast<std::size_t>(bytes) > buffer_.bytes()) {
       buffer_ = kernels::DeviceBuffer(0);
-      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(padded(bytes + bytes / 8)));
+      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(aligned_bytes(bytes + bytes / 8)));
     }
     return bytes > 0 ? buffer_.get<std::byte>() : nullptr;
   }
@@ -54,7 +53,7 @@ class CudaBackend final : public Backend {
   DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
 
   Memory allocate(Bytes bytes, const std::string& what) override {
-    const auto size = static_cast<std::size_t>(padded(bytes.value + 1));
+    const auto size = static_cast<std::size_t>(aligned_bytes(bytes.value + 1));
     void* at = nullptr;
     if (cudaMalloc(&at, size) != cudaSuccess) {
       (void)cudaGetLastError();
@@ -114,9 +113,9 @@ class CudaBackend final : public Backend {
     // Kernels read and write the contract's types, dense; a view of columns, or of another type, passes through memory of its own.
     // Kernels may want 16-byte packs, which what lies behind an odd number of small tensors does not start on.
     const auto shifted = [](const TensorView& t) { return !t.columns && reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0; };
-    const auto dense_bytes = [&](const TensorView& t) { return t.columns || shifted(t) ? padded(t.shape.elements() * plain_bytes(t.dtype)) : 0; };
-    const auto typed_bytes = [&](const TensorView& t, DType type) { return t.dtype != type ? padded(t.shape.elements() * plain_bytes(type)) : 0; };
-    std::int64_t bytes = padded(static_cast<std::int64_t>(context.rows_of_expert.size()) * 4);
+    const auto dense_bytes = [&](const TensorView& t) { return t.columns || shifted(t) ? aligned_bytes(t.shape.elements() * plain_bytes(t.dtype)) : 0; };
+    const auto typed_bytes = [&](const TensorView& t, DType type) { return t.dtype != type ? aligned_bytes(t.shape.elements() * plain_bytes(type)) : 0; };
+    std::int64_t bytes = aligned_bytes(static_cast<std::int64_t>(context.rows_of_expert.size()) * 4);
     for (std::size_t i = 0; i < n; ++i)
       for (const TensorView* t : {&operands[i], i < gradients.size() ? &gradients[i] : nullptr})
         if (t != nullptr && t->present()) bytes += dense_bytes(*t) + typed_bytes(*t, contract[i].dtype);
@@ -207,7 +206,7 @@ class CudaBackend final : public Backend {
     cuda::scatter_columns(from, to.data, c.count ? to.shape.elements() / c.count : 0, c, plain_bytes(to.dtype), stream_.get());
   }
   void combine(const TensorView& from, const TensorView& to, float scale, bool sum) {
-    const std::int64_t n = to.shape.elements(), source = from.columns ? padded(n * plain_bytes(from.dtype)) : 0;
+    const std::int64_t n = to.shape.elements(), source = from.columns ? aligned_bytes(n * plain_bytes(from.dtype)) : 0;
     std::byte* const temporary = temporaries_.at_least(source + (to.columns ? n * plain_bytes(to.dtype) : 0));
     const std::byte* const a = from.columns ? gather(from, temporary) : from.data;
     std::byte* const b = to.columns ? temporary + source : to.data;

@@ -14,7 +14,6 @@ namespace moeplan::cuda {
 namespace {
 
 using Op = op::CrossEntropy;
-constexpr std::int64_t padded(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 constexpr DType f32 = DType::f32, b16 = DType::bf16;
 
 /// Where things lie in the scratch. A first pass without memory counts the bytes.
@@ -24,7 +23,7 @@ struct Scratch {
   template <class T>
   T* take(std::int64_t count, bool wanted = true) {
     char* const at = base + bytes;
-    if (wanted) bytes += padded(count * static_cast<std::int64_t>(sizeof(T)));
+    if (wanted) bytes += aligned_bytes(count * static_cast<std::int64_t>(sizeof(T)));
     return wanted && base != nullptr ? reinterpret_cast<T*>(at) : nullptr;
   }
 };

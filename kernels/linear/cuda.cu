@@ -11,10 +11,9 @@
 namespace moeplan::cuda {
 namespace {
 
-constexpr std::int64_t padded(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 bool quantised(DType t) { return t != DType::bf16; }
 
-std::int64_t weight_bytes(const op::Linear& op) { return quantised(op.weight) ? padded(2 * op.in * op.out) : 0; }
+std::int64_t weight_bytes(const op::Linear& op) { return quantised(op.weight) ? aligned_bytes(2 * op.in * op.out) : 0; }
 
 /// W in bf16: where it lies, or read back into the start of the scratch.
 const void* plain_weight(const op::Linear& op, const Frame& f) {
@@ -38,7 +37,7 @@ std::string refusal(const op::Linear& op) {
 std::int64_t scratch(const op::Linear& op, Pass pass, Wants wants) {
   if (pass == Pass::forward) return weight_bytes(op);
   const bool low = op.lora_rank > 0 && (wants.input_grad || wants.weight_grad);
-  return (wants.input_grad ? weight_bytes(op) : 0) + (low ? padded(2 * op.tokens * op.lora_rank) : 0) + (op.bias && op.training == Training::full ? column_sum_scratch(op.out) : 0);
+  return (wants.input_grad ? weight_bytes(op) : 0) + (low ? aligned_bytes(2 * op.tokens * op.lora_rank) : 0) + (op.bias && op.training == Training::full ? column_sum_scratch(op.out) : 0);
 }
 
 void forward(const op::Linear& op, const Frame& f) {
@@ -62,7 +61,7 @@ void backward(const op::Linear& op, const Frame& f) {
   const float s = static_cast<float>(op.lora_scale);
   if (op.lora_rank) {
     void* const low = at;
-    at += padded(2 * op.tokens * op.lora_rank);
+    at += aligned_bytes(2 * op.tokens * op.lora_rank);
     if (f.d("x") || f.d("a")) products.multiply(dy, {f["b_lora"].data, op.out, op.lora_rank}, low, DType::bf16, s, 0, f.stream());
     if (f.d("x")) products.multiply({low, op.tokens, op.lora_rank}, {f["a"].data, op.lora_rank, op.in}, f.d("x").data, DType::bf16, 1, 0, f.stream());
     if (f.d("a")) products.multiply({low, op.tokens, op.lora_rank, true}, x, f.d("a").data, DType::bf16, 1, 0, f.stream());
