@@ -3,7 +3,7 @@
 ///
 ///   struct Link {
 ///     BytesPerSecond bandwidth; Seconds latency;
-///     static constexpr auto fields() {
+///     template <class = void> static constexpr auto fields() {  // a template: only files that use the list pay for its types
 ///       return std::make_tuple(field("bandwidth", &Link::bandwidth, "one direction, per device").required().above(0),
 ///                              field("latency", &Link::latency, "one hop").at_least(0));
 ///     }

@@ -4,7 +4,7 @@
 ///
 /// An operator `T` in `kernels/<name>/op.hpp` provides
 ///   static constexpr std::string_view kind;      // snake_case, the folder's name
-///   static constexpr auto fields();              // dims and switches (core/fields.hpp); they make the calibration key
+///   template <class = void> static constexpr auto fields();  // dims and switches (core/fields.hpp); they make the calibration key
 ///   Operands operands() const;                   // forward signature: inputs, weights, outputs in call order
 ///   Flops flops(Pass, Wants) const;              // arithmetic really done (causal attention: the visible pairs only)
 ///   static std::vector<T> cases();               // shapes for tests and benchmarks, odd ones included

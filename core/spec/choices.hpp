@@ -91,7 +91,7 @@ struct ExpertExchange {
   std::int64_t replicas = 0;                  ///< slots beyond one per expert, over all ranks of the expert group
   ExpertPlacement placement = ExpertPlacement::contiguous;
   bool operator==(const ExpertExchange&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("dispatch", &ExpertExchange::dispatch, "bf16 or fp8"), field("route", &ExpertExchange::route, "two_hop or direct"),
                            field("chunks", &ExpertExchange::chunks, "pieces that overlap").between(1, 64),
                            field("capacity_factor", &ExpertExchange::capacity_factor, "rows of an expert over the mean; dropless without").above(0).at_most(1024),

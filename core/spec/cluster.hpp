@@ -26,7 +26,7 @@ struct DeviceSpec {
   BytesPerSecond host_link{};                        ///< device <-> host, one direction
   std::map<std::string, std::string> sources;        ///< field -> where its figure comes from
   bool operator==(const DeviceSpec&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("name", &DeviceSpec::name).required(), field("generation", &DeviceSpec::generation).required(),
                            field("memory", &DeviceSpec::memory, "usable, driver-reported").required().above(0).at_most(1e15),
                            field("memory_bandwidth", &DeviceSpec::memory_bandwidth).required().above(0).at_most(1e16),
@@ -65,7 +65,7 @@ struct LinkTier {
   Seconds dispatch_latency{};                        ///< one expert dispatch or combine of few bytes
   std::string source;
   bool operator==(const LinkTier&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("name", &LinkTier::name).required(), field("kind", &LinkTier::kind, "scale_up, pcie or network").required(),
                            field("span", &LinkTier::span, "devices per domain, 0 for the whole cluster").required().between(0, 1 << 20),
                            field("bandwidth", &LinkTier::bandwidth, "per device, one direction").required().above(0).at_most(1e16),
@@ -86,7 +86,7 @@ struct NodeSpec {
   std::optional<DollarsPerHour> price;               ///< per device-hour
   std::string price_source, source;
   bool operator==(const NodeSpec&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("devices", &NodeSpec::devices, "per node").required().between(1, 1024),
                            field("host_memory", &NodeSpec::host_memory, "per node").at_least(0).at_most(1e16),
                            field("tiers", &NodeSpec::tiers, "links, inside out").required(),
@@ -100,7 +100,7 @@ struct DeviceEntry {
   DeviceSpec device;
   NodeSpec node;
   bool operator==(const DeviceEntry&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("device", &DeviceEntry::device).required(), field("node", &DeviceEntry::node, "the machine it usually comes in").required());
   }
 };
@@ -117,7 +117,7 @@ struct ClusterSpec {
   std::string price_source;
   bool operator==(const ClusterSpec&) const = default;
   [[nodiscard]] std::int64_t devices() const { return nodes * devices_per_node; }
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("name", &ClusterSpec::name), field("source", &ClusterSpec::source), field("device", &ClusterSpec::device).required(),
                            field("nodes", &ClusterSpec::nodes).required().between(1, 1 << 20),
                            field("devices_per_node", &ClusterSpec::devices_per_node).required().between(1, 1024),

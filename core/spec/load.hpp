@@ -12,7 +12,7 @@ namespace moeplan {
 struct UniformLoad {
   static constexpr std::string_view kind = "uniform";
   bool operator==(const UniformLoad&) const = default;
-  static constexpr auto fields() { return std::make_tuple(); }
+  template <class = void> static constexpr auto fields() { return std::make_tuple(); }
 };
 
 /// Share of the i-th hottest expert proportional to i^-exponent.
@@ -20,7 +20,7 @@ struct ZipfLoad {
   static constexpr std::string_view kind = "zipf";
   double exponent = 0.45;
   bool operator==(const ZipfLoad&) const = default;
-  static constexpr auto fields() { return std::make_tuple(field("exponent", &ZipfLoad::exponent).required().between(0, 8)); }
+  template <class = void> static constexpr auto fields() { return std::make_tuple(field("exponent", &ZipfLoad::exponent).required().between(0, 8)); }
 };
 
 /// load = exp(N(0, group_sigma) per group of neighbours + N(0, expert_sigma)), normalised.
@@ -29,7 +29,7 @@ struct LogNormalLoad {
   double expert_sigma = 0.5, group_sigma = 0;
   std::int64_t group_size = 32;
   bool operator==(const LogNormalLoad&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("expert_sigma", &LogNormalLoad::expert_sigma).required().between(0, 4), field("group_sigma", &LogNormalLoad::group_sigma).between(0, 4),
                            field("group_size", &LogNormalLoad::group_size).between(1, 65536));
   }
@@ -40,7 +40,7 @@ struct DirichletLoad {
   static constexpr std::string_view kind = "dirichlet";
   double alpha = 3;
   bool operator==(const DirichletLoad&) const = default;
-  static constexpr auto fields() { return std::make_tuple(field("alpha", &DirichletLoad::alpha).required().above(0).at_most(1e9)); }
+  template <class = void> static constexpr auto fields() { return std::make_tuple(field("alpha", &DirichletLoad::alpha).required().above(0).at_most(1e9)); }
 };
 
 /// Recorded token counts, one row per MoE layer, one column per expert.
@@ -48,7 +48,7 @@ struct TraceLoad {
   static constexpr std::string_view kind = "trace";
   std::vector<std::vector<double>> counts;
   bool operator==(const TraceLoad&) const = default;
-  static constexpr auto fields() { return std::make_tuple(field("counts", &TraceLoad::counts, "layer x expert").required().between(0, 1e18)); }
+  template <class = void> static constexpr auto fields() { return std::make_tuple(field("counts", &TraceLoad::counts, "layer x expert").required().between(0, 1e18)); }
 };
 
 struct LoadModel {
@@ -57,7 +57,7 @@ struct LoadModel {
   std::int64_t seed = 1;
   std::variant<UniformLoad, ZipfLoad, LogNormalLoad, DirichletLoad, TraceLoad> distribution;
   bool operator==(const LoadModel&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("name", &LoadModel::name), field("source", &LoadModel::source), field("seed", &LoadModel::seed).at_least(0),
                            field("distribution", &LoadModel::distribution).required());
   }

@@ -37,7 +37,7 @@ struct Parallelism {
   [[nodiscard]] int stage_ranks() const { return tp * cp * dp(); }
   [[nodiscard]] int world() const { return pp * stage_ranks(); }
   [[nodiscard]] int expert_data() const { return stage_ranks() / (ep * etp); }
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("pp", &Parallelism::pp).required().between(1, 1 << 20), field("tp", &Parallelism::tp).between(1, 1 << 20),
                            field("cp", &Parallelism::cp).between(1, 1 << 20), field("ep", &Parallelism::ep).required().between(1, 1 << 20),
                            field("etp", &Parallelism::etp).between(1, 1 << 20), field("dp_replicate", &Parallelism::dp_replicate).between(1, 1 << 20),
@@ -86,7 +86,7 @@ struct Plan {
   Schedule schedule = Schedule::one_forward_one_backward;
   int virtual_stages = 1;                  ///< per pipeline stage
   bool operator==(const Plan&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("format", &Plan::format).required(), field("parallelism", &Plan::parallelism).required(),
                            field("micro_batch", &Plan::micro_batch).required().between(1, 1 << 24),
                            field("micro_batches", &Plan::micro_batches).required().between(1, 1 << 24),

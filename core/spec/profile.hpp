@@ -17,7 +17,7 @@ struct ProfileSample {
   double spread = 0;        ///< half width of the central 90 % over the median
   std::int64_t count = 0;
   bool operator==(const ProfileSample&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("key", &ProfileSample::key).required(), field("median", &ProfileSample::median).required().above(0).at_most(1e4),
                            field("spread", &ProfileSample::spread).between(0, 10), field("count", &ProfileSample::count).at_least(0));
   }
@@ -29,7 +29,7 @@ struct DeviceProfile {
   DeviceSpec device;        ///< what it was measured on: its ceilings turn times into utilisation
   std::vector<ProfileSample> samples;
   bool operator==(const DeviceProfile&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("name", &DeviceProfile::name).required(), field("device", &DeviceProfile::device, "measured on").required(),
                            field("driver", &DeviceProfile::driver), field("date", &DeviceProfile::date).required(), field("source", &DeviceProfile::source).required(),
                            field("samples", &DeviceProfile::samples).required());

@@ -51,7 +51,7 @@ struct Runtime {
   bool expandable_segments = false;            ///< of the caching allocator
   Seconds host_call{};                         ///< host time per operator call: the device waits where its work is shorter
   bool operator==(const Runtime&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("name", &Runtime::name).required(), field("source", &Runtime::source).required(), field("gradient", &Runtime::gradient), field("reduce", &Runtime::reduce),
         field("master_weights", &Runtime::master_weights), field("compute_copy", &Runtime::compute_copy), field("adapter", &Runtime::adapter), field("context", &Runtime::context).at_least(0).at_most(1e12),

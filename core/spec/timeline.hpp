@@ -44,7 +44,7 @@ struct TimelineCall {
   std::int64_t group_size = 1, group_stride = 1;   ///< members are this many ranks apart
   std::int64_t in_bytes = 0, out_bytes = 0;
   bool operator==(const TimelineCall&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("collective", &TimelineCall::collective).required(), field("group", &TimelineCall::group).required(),
                            field("group_size", &TimelineCall::group_size).at_least(1), field("group_stride", &TimelineCall::group_stride, "ranks between members").at_least(1), field("in_bytes", &TimelineCall::in_bytes, "of one rank").at_least(0),
                            field("out_bytes", &TimelineCall::out_bytes, "of one rank").at_least(0));
@@ -57,7 +57,7 @@ struct TimelinePart {
   std::int32_t name = 0;
   Activity kind = Activity::forward;
   bool operator==(const TimelinePart&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("start", &TimelinePart::start, "ps from the event's start").at_least(0), field("duration", &TimelinePart::duration, "ps").at_least(0),
                            field("name", &TimelinePart::name, "index into names").at_least(0), field("kind", &TimelinePart::kind));
   }
@@ -68,7 +68,7 @@ struct TimelineDetail {
   Picoseconds duration = 0;
   std::vector<TimelinePart> parts;
   bool operator==(const TimelineDetail&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("duration", &TimelineDetail::duration, "ps").at_least(0), field("parts", &TimelineDetail::parts));
   }
 };
@@ -85,7 +85,7 @@ struct TimelineEvent {
   Activity kind = Activity::forward;
   bool operator==(const TimelineEvent&) const = default;
   [[nodiscard]] Picoseconds end() const { return start + duration; }
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("start", &TimelineEvent::start, "ps").at_least(0), field("duration", &TimelineEvent::duration, "ps").at_least(0),
                            field("rank", &TimelineEvent::rank, "index into ranks").at_least(0), field("lane", &TimelineEvent::lane, "index into lanes").at_least(0),
                            field("name", &TimelineEvent::name, "index into names").at_least(0), field("detail", &TimelineEvent::detail, "index into details, -1 for none"),
@@ -99,7 +99,7 @@ struct TimelineFlow {
   std::int32_t from = 0, to = 0;      ///< indices into events
   std::int32_t name = 0;
   bool operator==(const TimelineFlow&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("from", &TimelineFlow::from).at_least(0), field("to", &TimelineFlow::to).at_least(0), field("name", &TimelineFlow::name).at_least(0));
   }
 };
@@ -109,7 +109,7 @@ struct TimelineRank {
   std::int32_t stage = 0;
   std::int64_t stands_for = 1;        ///< equal ranks that this one shows
   bool operator==(const TimelineRank&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("rank", &TimelineRank::rank).at_least(0), field("stage", &TimelineRank::stage).at_least(0),
                            field("stands_for", &TimelineRank::stands_for, "equal ranks").at_least(1));
   }
@@ -127,7 +127,7 @@ struct StepTimeline {
   std::vector<TimelineEvent> events;  ///< by start, then rank, then lane
   std::vector<TimelineFlow> flows;
   bool operator==(const StepTimeline&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("format", &StepTimeline::format).required(), field("source", &StepTimeline::source, "simulated or measured"),
                            field("world", &StepTimeline::world).at_least(1), field("step", &StepTimeline::step, "ps").required().at_least(0),
                            field("ranks", &StepTimeline::ranks).required(), field("lanes", &StepTimeline::lanes).required(), field("names", &StepTimeline::names).required(),

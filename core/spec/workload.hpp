@@ -28,7 +28,7 @@ struct Tuning {
   std::int64_t rank = 0;
   double alpha = 0;
   bool shared_adapter = false;  ///< experts: one pair for all experts of a layer, not one each
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("training", &Tuning::training, "frozen, full or lora").required(),
                            field("rank", &Tuning::rank, "LoRA rank").between(0, 4096), field("alpha", &Tuning::alpha, "LoRA alpha").between(0, 65536),
                            field("shared_adapter", &Tuning::shared_adapter, "experts: one pair for all experts of a layer"));
@@ -71,7 +71,7 @@ struct Workload {
     return other;
   }
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("name", &Workload::name), field("source", &Workload::source, "where these settings come from"),
         field("sequence_length", &Workload::sequence_length, "tokens per sequence").required().between(1, 1 << 24),

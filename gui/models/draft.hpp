@@ -18,7 +18,7 @@ struct WhatIf {
   double bandwidth = 1;                  ///< of every link
   std::optional<double> price;           ///< dollars per device-hour, instead of the cluster's
   bool operator==(const WhatIf&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("imbalance", &WhatIf::imbalance).between(0, 4), field("bandwidth", &WhatIf::bandwidth).between(0.01, 100),
                            field("price", &WhatIf::price, "dollars per device-hour").above(0).at_most(1e6));
   }
@@ -50,7 +50,7 @@ struct Draft {
   std::optional<ExpertPlacement> placement;
   WhatIf what_if;
   bool operator==(const Draft&) const = default;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("model", &Draft::model).required(), field("cluster", &Draft::cluster), field("device", &Draft::device), field("gpus", &Draft::gpus).between(1, 1 << 20),
         field("workload", &Draft::workload), field("load", &Draft::load), field("runtime", &Draft::runtime), field("profile", &Draft::profile),

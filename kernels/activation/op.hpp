@@ -44,7 +44,7 @@ struct Activate {
   DType output = DType::bf16;      ///< f32 for what a recurrence reads (KDA's step size)
   bool ragged = false;             ///< rows follow the routing
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Activate::tokens, "rows").at_least(0), field("width", &Activate::width, "columns").above(0),
                            field("function", &Activate::function), field("output", &Activate::output, "type of y"),
                            field("ragged", &Activate::ragged, "rows follow the routing"));

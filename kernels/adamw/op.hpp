@@ -21,7 +21,7 @@ struct AdamW {
   std::int64_t rows = 0, columns = 0;   ///< muon: the matrices' shape
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.01;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("elements", &AdamW::elements, "parameters of the shard").at_least(0), field("optimizer", &AdamW::optimizer),
                            field("gradient", &AdamW::gradient, "type of the gradient"), field("weight", &AdamW::weight, "type of the weights written"),
                            field("rows", &AdamW::rows, "muon: of a matrix").at_least(0), field("columns", &AdamW::columns, "muon: of a matrix").at_least(0),

@@ -17,7 +17,7 @@ struct Add {
   bool scaled = false;
   double scale = 1;   ///< of b, where `scaled`: residual multiplier (Granite)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Add::tokens, "rows").at_least(0), field("hidden", &Add::hidden, "columns").above(0),
                            field("scaled", &Add::scaled, "b is multiplied by scale"), field("scale", &Add::scale, "multiplies b"));
   }

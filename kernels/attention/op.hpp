@@ -28,7 +28,7 @@ struct Attention {
   double scale = 0;                    ///< of the logits; 0: d_qk^-1/2
   double softcap = 0;                  ///< logits become c tanh(z / c) (Grok-1); 0: none
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &Attention::tokens, "queries").at_least(0), field("sequence_length", &Attention::sequence_length, "of one sequence").above(0),
         field("heads", &Attention::heads, "query heads").above(0), field("kv_heads", &Attention::kv_heads, "key and value heads; divides heads").above(0),

@@ -20,7 +20,7 @@ struct AttentionResidual {
   Training training = Training::frozen;   ///< of norm and proj
   double epsilon = 1e-6;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &AttentionResidual::tokens).at_least(0), field("hidden", &AttentionResidual::hidden).above(0),
                            field("blocks", &AttentionResidual::blocks, "stored block inputs").between(0, static_cast<double>(most_blocks)),
                            field("training", &AttentionResidual::training, "of norm and proj"), field("epsilon", &AttentionResidual::epsilon).above(0));

@@ -14,7 +14,7 @@ struct Cast {
   std::int64_t rows = 0, columns = 0;
   DType from = DType::f32, to = DType::bf16;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("rows", &Cast::rows).at_least(0), field("columns", &Cast::columns).above(0), field("from", &Cast::from, "f32, bf16 or f16"),
                            field("to", &Cast::to, "f32, bf16 or f16"));
   }

@@ -17,7 +17,7 @@ struct Combine {
   std::int64_t width = 0;
   bool weights_grad = true;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Combine::tokens).at_least(0), field("top_k", &Combine::top_k, "rows a token").above(0),
                            field("width", &Combine::width, "columns").above(0), field("weights_grad", &Combine::weights_grad, "the weights get a gradient"));
   }

@@ -21,7 +21,7 @@ struct Compress {
   bool gated = true;
   Training training = Training::frozen;   ///< of the position bias
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Compress::tokens, "rows of kv").at_least(0), field("sequence_length", &Compress::sequence_length).above(0),
                            field("width", &Compress::width, "columns of y").above(0), field("ratio", &Compress::ratio, "tokens a row of y").above(0),
                            field("overlap", &Compress::overlap, "a run also reads the run before"), field("gated", &Compress::gated, "softmax weights; otherwise the mean"),

@@ -23,7 +23,7 @@ struct CompressedAttention {
   Training training = Training::frozen;   ///< of the sinks
   double scale = 0;                    ///< of the logits; 0: head_dim^-1/2
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &CompressedAttention::tokens, "queries").at_least(0), field("sequence_length", &CompressedAttention::sequence_length).above(0),
         field("heads", &CompressedAttention::heads).above(0), field("head_dim", &CompressedAttention::head_dim, "width of query and key").above(0),

@@ -29,7 +29,7 @@ struct CrossEntropy {
   double softcap = 0, z_loss = 0, label_smoothing = 0;
   double logit_scale = 1;                   ///< multiplies the logits (Granite)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &CrossEntropy::tokens).at_least(0), field("hidden", &CrossEntropy::hidden).above(0),
         field("vocabulary", &CrossEntropy::vocabulary, "rows of W on this rank").above(0), field("token_chunk", &CrossEntropy::token_chunk, "tokens worked on together").above(0),

@@ -14,7 +14,7 @@ struct Dequantise {
   std::int64_t rows = 0, columns = 0;
   DType from = DType::fp8, to = DType::bf16;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("rows", &Dequantise::rows).at_least(0), field("columns", &Dequantise::columns).above(0), field("from", &Dequantise::from), field("to", &Dequantise::to));
   }
 

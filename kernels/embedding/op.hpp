@@ -19,7 +19,7 @@ struct Embedding {
   double scale = 1;                         ///< multiplier of the looked-up row (Grok-1, Granite)
   double lora_scale = 1;                    ///< alpha / r
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Embedding::tokens, "ids to look up").at_least(0),
                            field("vocabulary", &Embedding::vocabulary, "rows of w").above(0), field("hidden", &Embedding::hidden, "columns of w").above(0),
                            field("training", &Embedding::training), field("lora_rank", &Embedding::lora_rank, "r").at_least(0),

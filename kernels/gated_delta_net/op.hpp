@@ -20,7 +20,7 @@ struct GatedDeltaNet {
   std::int64_t packed_sequences = 0;   ///< 0: equal lengths
   Training training = Training::frozen;   ///< of A_log and dt_bias
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &GatedDeltaNet::tokens).at_least(0), field("sequence_length", &GatedDeltaNet::sequence_length).above(0),
                            field("k_heads", &GatedDeltaNet::k_heads, "query and key heads; divides v_heads").above(0),
                            field("v_heads", &GatedDeltaNet::v_heads, "value heads").above(0), field("d_k", &GatedDeltaNet::d_k).above(0),

@@ -37,7 +37,7 @@ struct GatedRmsNorm {
   Training training = Training::frozen;
   double epsilon = 1e-6;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &GatedRmsNorm::tokens, "rows").at_least(0), field("hidden", &GatedRmsNorm::hidden, "columns").above(0),
                            field("groups", &GatedRmsNorm::groups, "parts of a row normalised apart").above(0),
                            field("gate", &GatedRmsNorm::gate, "sigmoid or silu"), field("gate_first", &GatedRmsNorm::gate_first, "gate before the norm (Mamba-2)"),

@@ -24,7 +24,7 @@ struct Glu {
   double beta = 4, linear_beta = 25;   ///< situ
   double alpha = 1.702, limit = 7, up_offset = 1;   ///< clamped_swiglu
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Glu::tokens, "rows").at_least(0), field("intermediate", &Glu::intermediate, "columns of y").above(0),
                            field("activation", &Glu::activation), field("interleaved", &Glu::interleaved, "gate and up columns alternate"),
                            field("ragged", &Glu::ragged, "rows follow the routing"), field("beta", &Glu::beta, "situ: bound of the gate").above(0),

@@ -14,7 +14,7 @@ struct GradNorm {
   std::int64_t elements = 0;
   DType gradient = DType::f32;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("elements", &GradNorm::elements, "gradients of the shard").at_least(0), field("gradient", &GradNorm::gradient, "type of the gradient"));
   }
 

@@ -23,7 +23,7 @@ struct GroupedLinear {
   bool shared_adapter = false;              ///< one pair for all experts
   double lora_scale = 1;                    ///< alpha / r
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("rows", &GroupedLinear::rows, "over all local experts").at_least(0), field("experts", &GroupedLinear::experts, "local").above(0),
                            field("in", &GroupedLinear::in, "columns of x").above(0), field("out", &GroupedLinear::out, "columns of y").above(0),
                            field("bias", &GroupedLinear::bias), field("weight", &GroupedLinear::weight, "stored type of W"),

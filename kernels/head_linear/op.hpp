@@ -25,7 +25,7 @@ struct HeadLinear {
   std::int64_t lora_rank = 0;               ///< r; 0 without an adapter
   double lora_scale = 1;                    ///< alpha / r
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &HeadLinear::tokens).at_least(0), field("heads", &HeadLinear::heads).above(0), field("in", &HeadLinear::in, "columns of W").above(0),
                            field("block", &HeadLinear::block, "rows of W a head").above(0), field("begin", &HeadLinear::begin, "first row of a block used").at_least(0),
                            field("count", &HeadLinear::count, "rows of a block used").above(0), field("transposed", &HeadLinear::transposed, "from rows to columns"),

@@ -15,7 +15,7 @@ struct HyperExpand {
   std::int64_t hidden = 0;
   std::int64_t streams = 0;   ///< m
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &HyperExpand::tokens).at_least(0), field("hidden", &HyperExpand::hidden).above(0),
                            field("streams", &HyperExpand::streams, "m").above(0));
   }

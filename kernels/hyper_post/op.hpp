@@ -16,7 +16,7 @@ struct HyperPost {
   std::int64_t streams = 0;   ///< m
   bool mixes = true;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &HyperPost::tokens).at_least(0), field("hidden", &HyperPost::hidden).above(0),
                            field("streams", &HyperPost::streams, "m").above(0), field("mixes", &HyperPost::mixes, "the streams mix (mHC)"));
   }

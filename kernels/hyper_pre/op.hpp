@@ -42,7 +42,7 @@ struct HyperPre {
   bool affine = true;         ///< base and scale; Hy4's head has neither
   double epsilon = 1e-6;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &HyperPre::tokens).at_least(0), field("hidden", &HyperPre::hidden).above(0),
                            field("streams", &HyperPre::streams, "m").above(0), field("form", &HyperPre::form, "mhc, input, head or mean"),
                            field("training", &HyperPre::training), field("sinkhorn_steps", &HyperPre::sinkhorn_steps, "row and column normalisations").at_least(0),

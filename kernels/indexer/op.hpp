@@ -22,7 +22,7 @@ struct Indexer {
   std::int64_t kv_tokens = 0;          ///< tokens the keys come from, if more than queries (context parallelism); 0: as many
   std::int64_t packed_sequences = 0;   ///< 0: equal lengths
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Indexer::tokens, "queries").at_least(0), field("sequence_length", &Indexer::sequence_length).above(0),
                            field("heads", &Indexer::heads, "index heads").above(0), field("dim", &Indexer::dim, "width of an index head").above(0),
                            field("topk", &Indexer::topk, "keys kept of each row").above(0), field("key_ratio", &Indexer::key_ratio, "tokens per key").above(0),

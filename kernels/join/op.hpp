@@ -16,7 +16,7 @@ struct Join {
   std::int64_t groups = 1;
   std::int64_t first = 0, second = 0;   ///< columns of each piece within a group
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Join::tokens, "rows").at_least(0), field("groups", &Join::groups, "equal parts of a row joined alike").above(0),
                            field("first", &Join::first, "columns of the first piece in a group").above(0),
                            field("second", &Join::second, "columns of the second piece").above(0));

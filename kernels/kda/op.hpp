@@ -24,7 +24,7 @@ struct Kda {
   Training training = Training::frozen;   ///< of A_log and dt_bias
   double lower_bound = -5;             ///< of the bounded gate, in [-5, 0)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Kda::tokens).at_least(0), field("sequence_length", &Kda::sequence_length).above(0),
                            field("heads", &Kda::heads).above(0), field("head_dim", &Kda::head_dim, "of keys and values").above(0),
                            field("bounded", &Kda::bounded, "bounded form of the gate"),

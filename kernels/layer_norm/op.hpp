@@ -17,7 +17,7 @@ struct LayerNorm {
   Training training = Training::frozen;   ///< of w and b
   double epsilon = 1e-5;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &LayerNorm::tokens, "rows").at_least(0), field("hidden", &LayerNorm::hidden, "width").above(0),
                            field("bias", &LayerNorm::bias), field("training", &LayerNorm::training), field("epsilon", &LayerNorm::epsilon).above(0));
   }

@@ -20,7 +20,7 @@ struct LightningAttention {
   double decay = 1;                    ///< layer's factor of the slopes
   double first_head = 0;               ///< index of this rank's first head
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &LightningAttention::tokens).at_least(0), field("sequence_length", &LightningAttention::sequence_length).above(0),
                            field("heads", &LightningAttention::heads).above(0), field("head_dim", &LightningAttention::head_dim).above(0),
                            field("total_heads", &LightningAttention::total_heads, "of the layer; 0: heads").at_least(0),

@@ -19,7 +19,7 @@ struct Linear {
   std::int64_t lora_rank = 0;               ///< r; 0 without an adapter
   double lora_scale = 1;                    ///< alpha / r
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Linear::tokens, "rows of x").at_least(0), field("in", &Linear::in, "columns of x").above(0),
                            field("out", &Linear::out, "columns of y").above(0), field("bias", &Linear::bias),
                            field("weight", &Linear::weight, "stored type of W"), field("training", &Linear::training),

@@ -18,7 +18,7 @@ struct Mamba1 {
   std::int64_t state = 0;
   Training training = Training::frozen;   ///< of A_log and D
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Mamba1::tokens).at_least(0), field("sequence_length", &Mamba1::sequence_length).above(0),
                            field("inner", &Mamba1::inner, "channels").above(0), field("state", &Mamba1::state, "state entries a channel").above(0),
                            field("training", &Mamba1::training, "of A_log and D"));

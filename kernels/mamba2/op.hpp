@@ -21,7 +21,7 @@ struct Mamba2 {
   std::int64_t packed_sequences = 0;   ///< 0: equal lengths
   Training training = Training::frozen;   ///< of A_log, dt_bias and D
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Mamba2::tokens).at_least(0), field("sequence_length", &Mamba2::sequence_length).above(0),
                            field("heads", &Mamba2::heads).above(0), field("head_dim", &Mamba2::head_dim).above(0),
                            field("groups", &Mamba2::groups, "of B and C; divides heads").above(0), field("state", &Mamba2::state, "width of B and C").above(0),

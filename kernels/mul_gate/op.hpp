@@ -17,7 +17,7 @@ struct MulGate {
   GateFunction function = GateFunction::sigmoid;
   DType gate = DType::bf16;        ///< type of the gate (f32 for routing weights)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &MulGate::tokens, "rows").at_least(0), field("width", &MulGate::width, "columns of x").above(0),
                            field("gate_width", &MulGate::gate_width, "columns of gate; divides width").above(0),
                            field("function", &MulGate::function, "sigmoid, silu or identity"), field("gate", &MulGate::gate, "type of the gate"));

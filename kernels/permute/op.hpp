@@ -17,7 +17,7 @@ struct Permute {
   std::int64_t width = 0;
   std::int64_t experts = 0;   ///< that the indices name
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Permute::tokens).at_least(0), field("top_k", &Permute::top_k, "copies a token").above(0),
                            field("width", &Permute::width, "columns").above(0), field("experts", &Permute::experts, "that the indices name").above(0));
   }

@@ -15,7 +15,7 @@ struct Quantise {
   std::int64_t rows = 0, columns = 0;
   DType from = DType::bf16, to = DType::fp8;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("rows", &Quantise::rows).at_least(0), field("columns", &Quantise::columns).above(0), field("from", &Quantise::from), field("to", &Quantise::to));
   }
 

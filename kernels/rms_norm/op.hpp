@@ -18,7 +18,7 @@ struct RmsNorm {
   bool unit_offset = false;  ///< the weight is stored as w - 1 (Qwen3-Next, Gemma)
   double epsilon = 1e-6;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &RmsNorm::tokens, "rows").at_least(0), field("hidden", &RmsNorm::hidden, "width").above(0),
                            field("residual_add", &RmsNorm::residual_add), field("has_weight", &RmsNorm::has_weight),
                            field("training", &RmsNorm::training), field("unit_offset", &RmsNorm::unit_offset, "the weight is stored minus one"),

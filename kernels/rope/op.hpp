@@ -29,7 +29,7 @@ struct Rope {
   double magnitude = 1;                   ///< multiplies sine and cosine (YaRN's attention factor)
   bool yarn_truncate = true;              ///< the ramp begins and ends at whole pairs (gpt-oss: no)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &Rope::tokens, "rows").at_least(0), field("heads", &Rope::heads, "heads of this tensor").above(0),
         field("head_dim", &Rope::head_dim, "width of a head").above(0), field("rotary_dim", &Rope::rotary_dim, "width that turns").above(0),

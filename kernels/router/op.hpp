@@ -30,7 +30,7 @@ struct Router {
   Training training = Training::frozen;   ///< of W and b
   double route_scale = 1;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &Router::tokens).at_least(0), field("hidden", &Router::hidden).above(0), field("experts", &Router::experts, "with weights").above(0),
         field("top_k", &Router::top_k, "experts a token").above(0), field("score", &Router::score), field("groups", &Router::groups).above(0),

@@ -20,7 +20,7 @@ struct ShortConv {
   std::int64_t packed_sequences = 0;   ///< 0: equal lengths
   Training training = Training::frozen;
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &ShortConv::tokens).at_least(0), field("sequence_length", &ShortConv::sequence_length).above(0),
                            field("channels", &ShortConv::channels).above(0), field("taps", &ShortConv::taps).above(0), field("bias", &ShortConv::bias),
                            field("silu", &ShortConv::silu, "SiLU after the sum"), field("packed_sequences", &ShortConv::packed_sequences, "0: equal lengths").at_least(0),

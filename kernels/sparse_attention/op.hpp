@@ -25,7 +25,7 @@ struct SparseAttention {
   Training training = Training::frozen;   ///< of the sinks
   double scale = 0;                    ///< of the logits; 0: d_qk^-1/2 (MLA: the width before absorption)
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("tokens", &SparseAttention::tokens, "queries").at_least(0), field("sequence_length", &SparseAttention::sequence_length).above(0),
         field("heads", &SparseAttention::heads, "query heads").above(0), field("kv_heads", &SparseAttention::kv_heads, "1 in the latent form").above(0),

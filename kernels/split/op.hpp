@@ -20,7 +20,7 @@ struct Split {
   std::int64_t first = 0, second = 0;       ///< columns of each piece within a group
   std::int64_t third = 0, fourth = 0;       ///< 0: no such piece
 
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &Split::tokens, "rows").at_least(0), field("groups", &Split::groups, "equal parts of a row split alike").above(0),
                            field("first", &Split::first, "columns of the first piece in a group").above(0),
                            field("second", &Split::second, "columns of the second piece").above(0),

@@ -17,7 +17,7 @@ namespace moeplan::validation {
 /// What a run took. At least one is there in a row worth scoring.
 struct Measurements {
   std::optional<double> step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu, peak_memory_gib_per_gpu, gpu_hours;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("step_time_s", &Measurements::step_time_s).above(0).at_most(1e7),
         field("tokens_per_s_per_gpu", &Measurements::tokens_per_s_per_gpu).above(0).at_most(1e9),
@@ -36,7 +36,7 @@ struct Row {
   std::optional<std::int64_t> year, gpus, gpus_per_node, sequence, global_batch, micro_batch, tp, pp, vpp, cp, ep, etp,
       lora_rank;
   std::optional<bool> sequence_parallel;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("id", &Row::id).required(), field("framework", &Row::framework).required(),
         field("model", &Row::model).required(), field("source_title", &Row::source_title),
@@ -68,7 +68,7 @@ struct ModelDims {
   std::optional<bool> glu;
   std::optional<std::string> library_model, source, kind;
   std::optional<double> params_billion;
-  static constexpr auto fields() {
+  template <class = void> static constexpr auto fields() {
     return std::make_tuple(
         field("hidden", &ModelDims::hidden).between(1, 1 << 20), field("layers", &ModelDims::layers).between(1, 10000),
         field("heads", &ModelDims::heads).between(1, 1 << 16),
