@@ -37,14 +37,15 @@ std::vector<std::string> backend_names() {
 #endif
 }
 
-OpenBackend open_backend(const std::string& name, bool float32) {
+OpenBackend open_backend(const std::string& name, bool float32, int device) {
 #ifdef MOEPLAN_CUDA_BACKEND
   if (name == "cuda") {
     if (float32) throw InputError("--float32", "is for the cpu backend", "leave it out");
-    auto backend = cuda_backend(0);   // what it takes for itself is no longer free
-    return {std::move(backend), cuda_device_name(0), cuda_free_memory(0).value, "CUDA device 0"};
+    auto backend = cuda_backend(device);   // what it takes for itself is no longer free
+    return {std::move(backend), cuda_device_name(device), cuda_free_memory(device).value, fmt::format("CUDA device {}", device)};
   }
 #endif
+  (void)device;
   return {name == "null" ? null_backend() : cpu_backend(float32 ? CpuStorage::wide : CpuStorage::as_planned), processor(), name == "null" ? std::int64_t{1} << 62 : available_memory(), "this machine"};
 }
 

@@ -18,7 +18,7 @@ struct OpenBackend {
   std::string where;           ///< "this machine", "CUDA device 0"
 };
 
-/// Throws InputError where there is no such device.
-[[nodiscard]] OpenBackend open_backend(const std::string& name, bool float32);
+/// `device` is that of "cuda", and current afterwards. Throws InputError where there is no such device.
+[[nodiscard]] OpenBackend open_backend(const std::string& name, bool float32, int device = 0);
 
 }  // namespace moeplan::cli

@@ -7,6 +7,8 @@
 #include <array>
 
 #include "cli/backends.hpp"
+#include "cli/run_job.hpp"
+#include "cli/run_launch.hpp"
 #include "cli/run_rank.hpp"
 #include "core/error.hpp"
 #include "executor/ranks/runnable.hpp"
@@ -41,21 +43,23 @@ std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor
   return out;
 }
 
+Duration limit_of(const RunOptions& options) {
+  return Duration{static_cast<Duration::rep>(options.rank_timeout * 1000)};
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] ? name.data() : "this host";
 }
 
-Output run(const Context& context, const RunOptions& options) {
-  const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+/// One rank alone, all ranks as threads, or (`world`) this process's rank among those of others.
+Output run_ranks_here(const Context& context, const RunOptions& options, const LoadedPlan& loaded, const OpenBackend& opened, Communicator* world, Progress* progress) {
   const Problem& problem = loaded.problem;
-  const OpenBackend opened = open_backend(options.backend, options.float32);
   refuse_what_cannot_run(problem, loaded.plan, *opened.backend, options.train.walk, options.ranks);
   const MemoryBreakdown predicted =
-      memory(lower_for_run(problem, loaded.plan, options.train.walk, 0), problem, loaded.plan);
-  if (auto certificate =
-          too_large(predicted, (options.float32 ? 2 : 1) * static_cast<std::int64_t>(options.ranks), opened))
-    return *std::move(certificate);
+      memory(lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0), problem, loaded.plan);
+  const std::int64_t here = world ? 1 : options.ranks;
+  if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");
 
   HeldSignals signals;
@@ -66,23 +70,45 @@ Output run(const Context& context, const RunOptions& options) {
                   .signals = signals,
                   .whole = {},
                   .fingerprint = run_fingerprint(problem, one_rank_plan(problem, loaded.plan)),
-                  .resumed = {},
                   .out = {}};
-  if (options.ranks == 1) {
-    run_rank(session, nullptr, nullptr);
+  const bool keeps = !options.checkpoint.empty() || !options.adapter.empty() || !options.from_adapter.empty();
+  if (options.ranks > 1 && keeps && (!world || world->rank() == 0))
+    session.whole.emplace(problem, loaded.plan, options.float32 ? CpuStorage::wide : CpuStorage::as_planned);
+  if (options.ranks == 1 || world) {
+    run_rank(session, world, progress);
     return std::move(session.out);
   }
-  if (!options.checkpoint.empty() || !options.adapter.empty() || !options.from_adapter.empty())
-    session.whole.emplace(problem, loaded.plan, *opened.backend);
   try {
-    run_team(options.ranks, [&](Communicator& world, Progress& progress) { run_rank(session, &world, &progress); },
-             {.host = host_name(), .limit = Duration{static_cast<Duration::rep>(options.rank_timeout * 1000)}});
+    run_team(options.ranks, [&](Communicator& all, Progress& mine) { run_rank(session, &all, &mine); },
+             {.host = host_name(), .limit = limit_of(options)});
   } catch (const RankFailed& e) {
     session.out.notes.emplace_back(e.what());
     session.out.exit_code = kFailed;
     session.out.text.clear();
   }
   return std::move(session.out);
+}
+
+Output run(const Context& context, const RunOptions& options, const CLI::App& app) {
+  if (options.launch.explain_env) return explain_environment(options.launch);
+  if (options.plan.empty()) throw InputError("PLAN", "is missing", "a plan file, as `moeplan plan ... -o` writes it");
+  const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+  if (!options.launch.kind.empty()) return write_launch(app, options.launch, loaded);
+  if (options.backend == "cuda") {
+    std::optional<int> ended;
+    if (std::optional<Job> job = find_job(options.ranks, options.launch.flags, options.launch.token_file, ended)) {
+      if (ended) return {{}, {}, *ended};
+      RunOptions mine = options;
+      mine.ranks = job->place.world_size;
+      mine.device = job->place.local_rank;
+      mine.processes = true;
+      const OpenBackend opened = open_backend(mine.backend, mine.float32, mine.device);
+      return run_job(*std::move(job), limit_of(mine), [&](Communicator& world, Progress& progress) {
+        return run_ranks_here(context, mine, loaded, opened, &world, &progress);
+      });
+    }
+  }
+  return run_ranks_here(context, options, loaded, open_backend(options.backend, options.float32), nullptr, nullptr);
 }
 
 }  // namespace
@@ -94,8 +120,8 @@ Command run_command(CLI::App& program) {
       "Example: moeplan plan kimi-k3-tiny --device cpu --gpus 1 --runtime cpu -o plan.json && moeplan run plan.json "
       "--steps 5 -o measured.json");
   const auto o = std::make_shared<RunOptions>();
-  app->add_option("PLAN", o->plan, "a plan file, as `moeplan plan ... -o` writes it")->required();
-  app->add_option("--ranks", o->ranks, "run the plan's ranks as threads of this process (default 1)")
+  app->add_option("PLAN", o->plan, "a plan file, as `moeplan plan ... -o` writes it");
+  app->add_option("--ranks", o->ranks, "run the plan's ranks here: as threads (cpu), or one process for each device (cuda); default 1")
       ->check(CLI::Range(1, 256));
   app->add_option("--rank-timeout", o->rank_timeout,
                   "seconds that a rank waits for the others in one call (default 300)")
@@ -138,7 +164,8 @@ Command run_command(CLI::App& program) {
                   "rows that a rank's experts may take over the balanced share (default 2); beyond it the run stops")
       ->check(CLI::Range(1.0, 1e4));
   app->add_flag("--float32", o->float32, "hold bf16 buffers as f32 (twice the memory), for comparisons");
-  return {app, [o](const Context& context) { return run(context, *o); }};
+  add_launch_options(*app, o->launch);
+  return {app, [o, app](const Context& context) { return run(context, *o, *app); }};
 }
 
 }  // namespace moeplan::cli

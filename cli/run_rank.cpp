@@ -87,7 +87,7 @@ class RankRun {
         world_(world),
         progress_(progress),
         first_(!world || world->rank() == 0),
-        opened_(open_backend(o_.backend, o_.float32)),
+        opened_(open_backend(o_.backend, o_.float32, o_.device)),
         backend_(opened_.backend.get()),
         trainer_(problem_, plan_, *backend_, o_.train, world, progress),
         data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed), plan_.micro_batch,
@@ -108,7 +108,7 @@ class RankRun {
       }
       const StepReport report = trainer_.step(batches());
       if (first_) show(report, watch);
-      signal = agreed(first_ ? s_.signals.pending() : 0);
+      signal = agreed(first_ || o_.processes ? s_.signals.pending() : 0);
       if (!o_.checkpoint.empty() && signal == 0 && o_.save_every > 0 && trainer_.steps_done() % o_.save_every == 0)
         (void)save();
     }
@@ -117,6 +117,7 @@ class RankRun {
 
  private:
   Parameters& whole() { return world_ ? s_.whole->parameters() : trainer_.parameters(); }
+  Backend& of_whole() { return world_ ? s_.whole->backend() : *backend_; }
   void tell(const char* phase) {
     if (progress_) progress_->set_phase(phase);
   }
@@ -124,10 +125,7 @@ class RankRun {
     if (world_) collect(trainer_, problem_, first_ ? &*s_.whole : nullptr);
   }
   void hand_out_state() {
-    if (!world_) return;
-    world_->barrier();  // rank 0 has filled it
-    distribute(*s_.whole, trainer_);
-    world_->barrier();
+    if (world_) distribute(first_ ? &*s_.whole : nullptr, trainer_, problem_);
   }
 
   void start() {
@@ -138,24 +136,25 @@ class RankRun {
       s_.out.notes.emplace_back("no --weights: seeded random weights");
     if (!o_.from_adapter.empty()) {
       gather_state();
-      if (first_) load_adapter(o_.from_adapter, problem_, whole(), *backend_);
+      if (first_) load_adapter(o_.from_adapter, problem_, whole(), of_whole());
       hand_out_state();
     }
     if (!o_.resume) return;
     tell("load");
-    if (first_) s_.resumed = load_checkpoint(o_.checkpoint, s_.fingerprint, whole(), *backend_);
-    if (world_) world_->barrier();
-    if (!s_.resumed) {
+    std::optional<Resumed> found;
+    if (first_) found = load_checkpoint(o_.checkpoint, s_.fingerprint, whole(), of_whole());
+    const TrainingProgress at = found ? found->progress : TrainingProgress{};
+    const std::vector<std::int64_t> word = told({found ? 1 : 0, at.step, at.data.epoch, at.data.document, at.data.token});
+    if (word[0] == 0) {
       if (first_) s_.out.notes.push_back(o_.checkpoint + " holds no save: training begins");
       return;
     }
     hand_out_state();
-    trainer_.set_steps_done(s_.resumed->progress.step);
-    data_.seek(s_.resumed->progress.data);
+    trainer_.set_steps_done(word[1]);
+    data_.seek({word[2], word[3], word[4]});
     if (!first_) return;
-    for (const std::string& note : s_.resumed->notes) s_.out.notes.push_back("a save is broken: " + note);
-    s_.out.notes.push_back(
-        fmt::format("resumed at step {} from {}", s_.resumed->progress.step, s_.resumed->directory.string()));
+    for (const std::string& note : found->notes) s_.out.notes.push_back("a save is broken: " + note);
+    s_.out.notes.push_back(fmt::format("resumed at step {} from {}", at.step, found->directory.string()));
   }
 
   /// Every rank draws the step's data and keeps its share: number j of data rank d is j x ranks + d.
@@ -168,10 +167,18 @@ class RankRun {
   }
 
   /// What rank 0 says.
+  std::vector<std::int64_t> told(std::vector<std::int64_t> words) {
+    if (!world_) return words;
+    std::vector<std::int64_t> all = world_->gather_words(words);
+    all.resize(words.size());
+    return all;
+  }
+  /// The largest that any rank says.
   int agreed(int mine) {
     if (!world_) return mine;
     const std::int64_t word = mine;
-    return static_cast<int>(world_->gather_words(std::span(&word, 1)).front());
+    const std::vector<std::int64_t> all = world_->gather_words(std::span(&word, 1));
+    return static_cast<int>(*std::max_element(all.begin(), all.end()));
   }
 
   void show(const StepReport& report, Watch& watch) {
@@ -199,7 +206,7 @@ class RankRun {
     std::optional<Saved> saved;
     if (first_)
       saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed},
-                              whole(), *backend_);
+                              whole(), of_whole());
     if (world_) world_->barrier();
     return saved;
   }
@@ -218,7 +225,7 @@ class RankRun {
       gather_state();
       if (first_) {
         save_adapter(o_.adapter, export_adapter(
-                                     whole(), problem_, [&](const Parameter& p) { return values_of(p, *backend_); },
+                                     whole(), problem_, [&](const Parameter& p) { return values_of(p, of_whole()); },
                                      o_.dialect == "D1" ? AdapterDialect::per_expert : AdapterDialect::param_wrapper));
         s_.out.notes.push_back(o_.adapter + ": adapter, dialect " + o_.dialect);
       }

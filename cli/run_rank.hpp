@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "cli/command.hpp"
+#include "cli/run_launch.hpp"
 #include "executor/checkpoint/checkpoint.hpp"
 #include "executor/ranks/state.hpp"
 #include "planner/planner.hpp"
@@ -22,7 +23,9 @@ struct RunOptions {
   bool resume = false, no_packing = false, float32 = false;
   std::int64_t save_every = 0;
   std::optional<std::int64_t> stop_after;
-  int ranks = 1;
+  int ranks = 1, device = 0;
+  bool processes = false;  ///< the ranks are processes, each with its signals; else threads of this one
+  LaunchOptions launch;
   double rank_timeout = 300;
   TrainOptions train;
 };
@@ -58,13 +61,12 @@ struct Session {
   const LoadedPlan& loaded;
   const MemoryBreakdown& predicted;
   HeldSignals& signals;
-  std::optional<WholeState> whole;  ///< with several ranks, where saves or adapters are asked for
+  std::optional<WholeState> whole;  ///< rank 0 of several, where saves or adapters are asked for
   std::string fingerprint;
-  std::optional<Resumed> resumed;
   Output out;
 };
 
-/// Trains alone (`world` null), or as one of the ranks of `world`; all ranks share the session.
+/// Trains alone (`world` null), or as one of the ranks of `world`; threads of one process share the session.
 void run_rank(Session& session, Communicator* world, Progress* progress);
 
 }  // namespace moeplan::cli

@@ -1,5 +1,5 @@
 # The executor's communication layer. moeplan_comm (ranks as threads, rendezvous, launch files, watchdog) needs nothing but
-# moeplan_core; moeplan_nccl is built where NCCL's header and the CUDA run time are found.
+# moeplan_core; moeplan_nccl is built where NCCL's header and the CUDA run time are found; the library is loaded at run time.
 moeplan_room(moeplan_comm GLOB executor/comm/*.cpp executor/rendezvous/*.cpp executor/launch/*.cpp LINK moeplan_core Threads::Threads)
 
 # The plan's program, run: backends, arena, walk, optimizer, weights, data, adapters, checkpoints.
@@ -9,13 +9,12 @@ moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp e
 
 find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_HOME PATH_SUFFIXES include)
-find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}/lib ENV NCCL_HOME PATH_SUFFIXES lib)
-if(TARGET CUDA::cudart_static AND NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
-  add_library(moeplan_nccl STATIC executor/nccl/nccl.cpp)
+if(TARGET CUDA::cudart_static AND NCCL_INCLUDE_DIR)
+  add_library(moeplan_nccl STATIC executor/nccl/nccl.cpp executor/nccl/library.cpp)
   target_include_directories(moeplan_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
-  target_link_libraries(moeplan_nccl PUBLIC moeplan_comm ${NCCL_LIBRARY} CUDA::cudart_static)
+  target_link_libraries(moeplan_nccl PUBLIC moeplan_comm CUDA::cudart_static ${CMAKE_DL_LIBS})
   add_executable(nccl_suite tests/executor/nccl/nccl_suite.cpp tests/executor/comm/suite.cpp)
   target_link_libraries(nccl_suite PRIVATE moeplan_nccl)
 else()
-  message(STATUS "NCCL: nccl.h, libnccl or the CUDA run time not found; moeplan_nccl is skipped")
+  message(STATUS "NCCL: nccl.h or the CUDA run time not found; moeplan_nccl is skipped")
 endif()

@@ -26,7 +26,7 @@ struct Part {
 /// What of a parameter a step reads and changes.
 std::vector<Part> parts_of(const Parameter& p) {
   if (p.trained) return {{"value/", p.value, p.held}, {"first_moment/", p.first_moment, DType::f32}, {"second_moment/", p.second_moment, DType::f32}};
-  if (p.buffer && p.held == DType::f32) return {{"value/", p.value, p.held}};   // router biases
+  if (p.is_state()) return {{"value/", p.value, p.held}};   // router biases
   return {};
 }
 

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +10,12 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "executor/nccl/library.hpp"
 
 namespace moeplan {
 namespace {
+
+constexpr int kRevokeDefault = 0;  // NCCL_REVOKE_DEFAULT, which headers before 2.28.7 lack
 
 ncclDataType_t nccl_type(DType type) {
   switch (type) {
@@ -72,9 +74,8 @@ class Nccl final : public Communicator {
       world_->aborted = true;
     }
     // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 7)
-    for (ncclComm_t comm : world_->live) ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT);
-#endif
+    if (nccl().comm_revoke)
+      for (ncclComm_t comm : world_->live) nccl().comm_revoke(comm, kRevokeDefault);
   }
 
   void use_stream(void* stream) { options_.stream = stream; }
@@ -82,19 +83,19 @@ class Nccl final : public Communicator {
   void register_buffer(void* data, std::size_t bytes) {
     void* handle = nullptr;
     const Call call{.kind = CommKind::barrier};
-    issue(call, [&] { return ncclCommRegister(comm_, data, bytes, &handle); });
+    issue(call, [&] { return nccl().comm_register(comm_, data, bytes, &handle); });
     registered_.push_back(handle);
   }
 
  private:
   void do_all_reduce(const Call& call, void* data) override {
-    issue(call, [&] { return ncclAllReduce(data, data, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
+    issue(call, [&] { return nccl().all_reduce(data, data, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
   }
   void do_all_gather(const Call& call, const void* part, void* whole) override {
-    issue(call, [&] { return ncclAllGather(part, whole, count(call), nccl_type(call.dtype), comm_, stream()); });
+    issue(call, [&] { return nccl().all_gather(part, whole, count(call), nccl_type(call.dtype), comm_, stream()); });
   }
   void do_reduce_scatter(const Call& call, const void* whole, void* part) override {
-    issue(call, [&] { return ncclReduceScatter(whole, part, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
+    issue(call, [&] { return nccl().reduce_scatter(whole, part, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
   }
 
   void do_all_to_all(const Call& call, const void* send_data, std::span<const std::int64_t> send_counts, void* receive_data,
@@ -110,8 +111,8 @@ class Nccl final : public Communicator {
         if (r == rank()) {
           if (s > 0 && cudaMemcpyAsync(to, from, s * width, cudaMemcpyDeviceToDevice, stream()) != cudaSuccess) return ncclUnhandledCudaError;
         } else {
-          if (s > 0) result = ncclSend(from, s, type, r, comm_, stream());
-          if (accepted(result) && d > 0) result = ncclRecv(to, d, type, r, comm_, stream());
+          if (s > 0) result = nccl().send(from, s, type, r, comm_, stream());
+          if (accepted(result) && d > 0) result = nccl().receive(to, d, type, r, comm_, stream());
         }
         if (!accepted(result)) return result;
         from += s * width;
@@ -124,9 +125,9 @@ class Nccl final : public Communicator {
   void do_send_receive(const Call& call, std::span<const Transfer> sends, std::span<const Transfer> receives) override {
     issue(call, [&] {
       for (const Transfer& t : sends)
-        if (const auto r = ncclSend(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
+        if (const auto r = nccl().send(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
       for (const Transfer& t : receives)
-        if (const auto r = ncclRecv(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
+        if (const auto r = nccl().receive(t.data, static_cast<std::size_t>(t.count), nccl_type(t.dtype), t.peer, comm_, stream()); !accepted(r)) return r;
       return ncclSuccess;
     });
   }
@@ -150,7 +151,7 @@ class Nccl final : public Communicator {
     auto* whole = static_cast<std::byte*>(scratch_);
     std::byte* part = whole + all.size_bytes();
     cuda(call, cudaMemcpyAsync(part, words.data(), words.size_bytes(), cudaMemcpyHostToDevice, stream()), "copy to device");
-    issue(call, [&] { return ncclAllGather(part, whole, words.size(), ncclInt64, comm_, stream()); });
+    issue(call, [&] { return nccl().all_gather(part, whole, words.size(), ncclInt64, comm_, stream()); });
     do_wait(call);  // before the copy back: a copy to pageable memory waits for the stream without a limit
     cuda(call, cudaMemcpyAsync(all.data(), whole, all.size_bytes(), cudaMemcpyDeviceToHost, stream()), "copy to host");
     cuda(call, cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
@@ -175,7 +176,7 @@ class Nccl final : public Communicator {
     if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
     // NCCL writes the handle from a thread of its own, after a timeout of ours too: its place must stay.
     ncclComm_t& child = *children_.emplace_back(std::make_unique<ncclComm_t>(nullptr));
-    issue(call, [&] { return ncclCommSplit(comm_, colour ? *colour : NCCL_SPLIT_NOCOLOR, key, &child, &config); }, false);
+    issue(call, [&] { return nccl().comm_split(comm_, colour ? *colour : NCCL_SPLIT_NOCOLOR, key, &child, &config); }, false);
     if (!colour) return nullptr;
     return std::make_unique<Nccl>(fmt::format("{}/{}.{}", name(), label, *colour), own, std::move(ranks), world_, child, options_);
   }
@@ -200,9 +201,9 @@ class Nccl final : public Communicator {
     {
       const std::lock_guard lock(world_->mutex);
       leave_if_aborted(call);
-      if (grouped) ncclGroupStart();
+      if (grouped) nccl().group_start();
       result = body();
-      const ncclResult_t end = grouped ? ncclGroupEnd() : ncclSuccess;
+      const ncclResult_t end = grouped ? nccl().group_end() : ncclSuccess;
       if (accepted(result)) result = end;
     }
     if (!accepted(result)) give_up(call, CommFault::library, message(result));
@@ -222,7 +223,7 @@ class Nccl final : public Communicator {
       {
         const std::lock_guard lock(world_->mutex);
         leave_if_aborted(call);
-        result = ncclCommGetAsyncError(comm_, &state);
+        result = nccl().comm_get_async_error(comm_, &state);
       }
       if (result != ncclSuccess) give_up(call, CommFault::library, message(result));
       if (!accepted(state)) give_up(call, state == ncclRemoteError ? CommFault::peer_lost : CommFault::library, message(state));
@@ -248,27 +249,27 @@ class Nccl final : public Communicator {
   }
 
   std::string message(ncclResult_t result) const {
-    std::string text = ncclGetErrorString(result);
-    if (const char* last = ncclGetLastError(comm_); last && *last) text += fmt::format(" ({})", shown(last, 200));
+    std::string text = nccl().get_error_string(result);
+    if (const char* last = nccl().get_last_error(comm_); last && *last) text += fmt::format(" ({})", shown(last, 200));
     return text;
   }
 
   void release() noexcept {
     bool healthy = !world_->aborted;
     if (healthy) {
-      for (void* handle : registered_) ncclCommDeregister(comm_, handle);
-      ncclResult_t state = ncclCommFinalize(comm_);
+      for (void* handle : registered_) nccl().comm_deregister(comm_, handle);
+      ncclResult_t state = nccl().comm_finalize(comm_);
       const auto end = Clock::now() + options_.limit;
       while (state == ncclInProgress && Clock::now() < end && !world_->aborted) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) state = ncclInternalError;
+        if (nccl().comm_get_async_error(comm_, &state) != ncclSuccess) state = ncclInternalError;
       }
       healthy = state == ncclSuccess;
     }
     const std::lock_guard lock(world_->mutex);
     std::erase(world_->live, comm_);
-    if (healthy) ncclCommDestroy(comm_);
-    else ncclCommAbort(comm_);
+    if (healthy) nccl().comm_destroy(comm_);
+    else nccl().comm_abort(comm_);
     if (event_) cudaEventDestroy(event_);
     if (scratch_) cudaFree(scratch_);
   }
@@ -287,7 +288,7 @@ class Nccl final : public Communicator {
 
 NcclId nccl_unique_id() {
   ncclUniqueId id;
-  if (const auto r = ncclGetUniqueId(&id); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclGetUniqueId: {}", ncclGetErrorString(r)));
+  if (const auto r = nccl().get_unique_id(&id); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclGetUniqueId: {}", nccl().get_error_string(r)));
   NcclId out;
   static_assert(sizeof(id.internal) == sizeof(out));
   std::memcpy(out.data(), id.internal, out.size());
@@ -296,7 +297,7 @@ NcclId nccl_unique_id() {
 
 std::string nccl_version() {
   int code = 0;
-  ncclGetVersion(&code);
+  nccl().get_version(&code);
   return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
 }
 
@@ -312,9 +313,9 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
   config.blocking = 0;
   if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
   ncclComm_t comm = nullptr;
-  const ncclResult_t result = ncclCommInitRankConfig(&comm, ranks, unique, rank, &config);
+  const ncclResult_t result = nccl().comm_init_rank_config(&comm, ranks, unique, rank, &config);
   if (result != ncclSuccess && result != ncclInProgress)
-    throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, ncclGetErrorString(result));
+    throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, nccl().get_error_string(result));
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
   return std::make_unique<Nccl>("world", rank, std::move(all), std::make_shared<World>(), comm, options);
@@ -325,8 +326,8 @@ void nccl_register(Communicator& communicator, void* data, std::size_t bytes) { 
 
 std::shared_ptr<void> nccl_allocate(std::size_t bytes) {
   void* data = nullptr;
-  if (const auto r = ncclMemAlloc(&data, bytes); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclMemAlloc of {} bytes: {}", bytes, ncclGetErrorString(r)));
-  return {data, [](void* p) { ncclMemFree(p); }};
+  if (const auto r = nccl().memory_allocate(&data, bytes); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclMemAlloc of {} bytes: {}", bytes, nccl().get_error_string(r)));
+  return {data, [](void* p) { nccl().memory_free(p); }};
 }
 
 }  // namespace moeplan

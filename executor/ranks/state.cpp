@@ -16,10 +16,30 @@ struct Part {
 std::vector<Part> parts_of(const Parameter& p) {
   if (p.trained)
     return {{&Parameter::value, true}, {&Parameter::first_moment, false}, {&Parameter::second_moment, false}};
-  if (p.buffer && p.held == DType::f32) return {{&Parameter::value, true}};
+  if (p.is_state()) return {{&Parameter::value, true}};
   return {};
 }
 DType type_of(const Parameter& p, const Part& part) { return part.value ? p.held : DType::f32; }
+
+/// What one rank has (`values`, empty on the others), on all. By way of the backend's memory, which is what communicators reach; added
+/// as integers, so that the bits are its own.
+std::vector<float> from_one(Communicator& world, Backend& backend, std::span<const float> values,
+                            std::int64_t elements) {
+  const Backend::Memory buffer = backend.allocate({4 * elements}, "a tensor on its way between ranks");
+  const TensorView view{buffer.get(), DType::f32, {elements}};
+  if (!values.empty()) backend.write(view, values);
+  backend.wait();
+  world.all_reduce(buffer.get(), elements, DType::i32);
+  world.wait();
+  std::vector<float> out(static_cast<std::size_t>(elements));
+  backend.read(view, out);
+  return out;
+}
+
+/// Names and shapes of the whole model's state, in one order on all ranks.
+Parameters declared_state(const Problem& problem, const Plan& plan, Backend& nothing) {
+  return {lower(problem, one_rank_plan(problem, plan), 0), problem, nothing, {}, Keep::state};
+}
 
 }  // namespace
 
@@ -31,55 +51,51 @@ Plan one_rank_plan(const Problem&, const Plan& plan) {
   return out;
 }
 
-WholeState::WholeState(const Problem& problem, const Plan& plan, Backend& backend)
-    : program_(lower(problem, one_rank_plan(problem, plan), 0)), parameters_(program_, problem, backend) {}
+WholeState::WholeState(const Problem& problem, const Plan& plan, CpuStorage storage)
+    : host_(cpu_backend(storage)),
+      parameters_(lower(problem, one_rank_plan(problem, plan), 0), problem, *host_, {}, Keep::state) {}
 
 void collect(Trainer& trainer, const Problem& problem, WholeState* whole) {
   RankGroups& ranks = *trainer.ranks();
-  const RankPlace& place = ranks.place();
   Backend& backend = trainer.backend();
-  const auto keep = [&](const std::string& name, const Part& part, std::span<const float> values) {
-    Parameter* p = whole->parameters().find(name);
-    if (!p) throw std::logic_error("no place for " + name + " in the whole state");
-    backend.write({(p->*part.memory).get(), type_of(*p, part), p->shape}, values);
-  };
-  // The first rank of each stage sends what rank 0 does not hold.
-  for (const Parameter& p : trainer.parameters().all())
-    for (const Part& part : parts_of(p)) {
-      const std::vector<float> values = whole_values(p, p.*part.memory, type_of(p, part), &ranks, backend);
-      if (whole)
-        keep(p.name, part, values);
-      else if (place.in_stage() == 0)
-        ranks.need(Group::pipeline).send(values.data(), static_cast<std::int64_t>(values.size()), DType::f32, 0);
-    }
-  if (!whole) return;
-  for (int stage = 1; stage < place.parallelism.pp; ++stage) {
-    const Program theirs = lower(problem, trainer.plan(), stage * place.parallelism.stage_ranks());
-    const auto declared = null_backend();  // names and shapes only
-    const Parameters parameters(theirs, problem, *declared,
-                                RankPlace{stage * place.parallelism.stage_ranks(), place.parallelism});
-    for (const Parameter& p : parameters.all())
-      for (const Part& part : parts_of(p)) {
-        std::vector<float> values(static_cast<std::size_t>(p.whole.elements()));
-        ranks.need(Group::pipeline).receive(values.data(), static_cast<std::int64_t>(values.size()), DType::f32, stage);
-        keep(p.name, part, values);
+  const auto nothing = null_backend();
+  const Parameters all = declared_state(problem, trainer.plan(), *nothing);
+  for (const Parameter& each : all.all())
+    for (const Part& part : parts_of(each)) {
+      const Parameter* mine = trainer.parameters().find(each.name);  // of this rank's stage
+      std::vector<float> values;
+      if (mine) values = whole_values(*mine, mine->*part.memory, type_of(*mine, part), &ranks, backend);
+      if (ranks.place().parallelism.pp > 1) {
+        const bool sends = mine && ranks.place().in_stage() == 0;
+        values = from_one(ranks.world(), backend, sends ? std::span<const float>(values) : std::span<const float>{},
+                          each.shape.elements());
       }
-  }
+      if (!whole) continue;
+      const Parameter* to = whole->parameters().find(each.name);
+      whole->backend().write({(to->*part.memory).get(), type_of(*to, part), to->shape}, values);
+    }
 }
 
-void distribute(WholeState& whole, Trainer& trainer) {
+void distribute(WholeState* whole, Trainer& trainer, const Problem& problem) {
   Backend& backend = trainer.backend();
-  backend.wait();
-  for (Parameter& p : trainer.parameters().all())
-    for (const Part& part : parts_of(p)) {
-      const Parameter* from = whole.parameters().find(p.name);
-      if (!from) throw std::logic_error("the whole state has no " + p.name);
-      std::vector<float> all(static_cast<std::size_t>(from->shape.elements())), mine;
-      backend.read({(from->*part.memory).get(), type_of(*from, part), from->shape}, all);
-      for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, trainer.parameters().place()))
-        mine.insert(mine.end(), all.begin() + run.at, all.begin() + run.at + run.count);
-      mine.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
-      backend.write({(p.*part.memory).get(), type_of(p, part), p.held_shape()}, mine);
+  const auto nothing = null_backend();
+  const Parameters all = declared_state(problem, trainer.plan(), *nothing);
+  for (const Parameter& each : all.all())
+    for (const Part& part : parts_of(each)) {
+      std::vector<float> values;
+      if (whole) {
+        const Parameter* from = whole->parameters().find(each.name);
+        values.resize(static_cast<std::size_t>(from->shape.elements()));
+        whole->backend().read({(from->*part.memory).get(), type_of(*from, part), from->shape}, values);
+      }
+      values = from_one(trainer.ranks()->world(), backend, values, each.shape.elements());
+      Parameter* mine = trainer.parameters().find(each.name);
+      if (!mine) continue;
+      std::vector<float> held;
+      for (const ElementRun& run : held_runs(mine->whole, mine->shape, mine->split, trainer.parameters().place()))
+        held.insert(held.end(), values.begin() + run.at, values.begin() + run.at + run.count);
+      held.resize(static_cast<std::size_t>(mine->held_shape().elements()), 0.0f);
+      backend.write({(mine->*part.memory).get(), type_of(*mine, part), mine->held_shape()}, held);
     }
 }
 

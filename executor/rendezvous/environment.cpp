@@ -130,12 +130,12 @@ std::optional<int> tasks_on(std::string_view list, int node) {
   return std::nullopt;
 }
 
-void read_master(Reader& in, RankPlace& place) {
+void read_master(Reader& in, ProcessPlace& place) {
   if (const auto host = in.text("MASTER_ADDR", "where rank 0 listens")) place.host = *host;
   if (const auto port = in.number("MASTER_PORT", "its port", 1, 65535)) place.port = *port;
 }
 
-void read_torchrun(Reader& in, RankPlace& place) {
+void read_torchrun(Reader& in, ProcessPlace& place) {
   place.rank = in.need("RANK", "rank").value_or(0);
   place.world_size = in.need("WORLD_SIZE", "ranks in all", 1).value_or(1);
   place.local_world_size = in.number("LOCAL_WORLD_SIZE", "ranks on this node", 1).value_or(place.world_size == 1 ? 1 : 0);
@@ -160,7 +160,7 @@ void read_torchrun(Reader& in, RankPlace& place) {
   }
 }
 
-void read_pet(Reader& in, RankPlace& place, const RankFlags& flags) {
+void read_pet(Reader& in, ProcessPlace& place, const RankFlags& flags) {
   int nodes = 1;
   if (const auto text = in.text("PET_NNODES", "nodes")) {
     const std::size_t colon = text->find(':');
@@ -195,7 +195,7 @@ void read_pet(Reader& in, RankPlace& place, const RankFlags& flags) {
   place.port = in.number("PET_MASTER_PORT", "its port", 1, 65535).value_or(29500);
 }
 
-void read_slurm(Reader& in, RankPlace& place) {
+void read_slurm(Reader& in, ProcessPlace& place) {
   place.rank = in.need("SLURM_PROCID", "rank").value_or(0);
   for (const char* name : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"})
     if (in.has(name)) {
@@ -237,7 +237,7 @@ void read_slurm(Reader& in, RankPlace& place) {
     in.problem("SLURM_JOB_NODELIST", "is missing (where rank 0 listens)", "set MASTER_ADDR");
 }
 
-void read_mpi(Reader& in, RankPlace& place) {
+void read_mpi(Reader& in, ProcessPlace& place) {
   if (in.has("OMPI_COMM_WORLD_RANK")) {
     place.rank = in.need("OMPI_COMM_WORLD_RANK", "rank").value_or(0);
     place.world_size = in.need("OMPI_COMM_WORLD_SIZE", "ranks in all", 1).value_or(1);
@@ -260,7 +260,7 @@ void read_mpi(Reader& in, RankPlace& place) {
 }
 
 /// One pod per node; ranks are started by the process itself.
-void read_pods(Reader& in, RankPlace& place, bool lws) {
+void read_pods(Reader& in, ProcessPlace& place, bool lws) {
   place.node = lws ? in.need("LWS_WORKER_INDEX", "node").value_or(0) : in.need("JOB_COMPLETION_INDEX", "node").value_or(0);
   place.nodes = lws ? in.need("LWS_GROUP_SIZE", "nodes", 1).value_or(1) : in.need("MOEPLAN_NODES", "nodes; launch files set it", 1).value_or(1);
   place.local_world_size = in.number("MOEPLAN_RANKS_PER_NODE", "ranks per node", 1, 1024).value_or(1);
@@ -293,9 +293,9 @@ Launcher winner(const Reader& in, const RankFlags& flags) {
   return Launcher::single;
 }
 
-RankPlace resolve(const Environment& environment, const RankFlags& flags, std::vector<Problem>& problems) {
+ProcessPlace resolve(const Environment& environment, const RankFlags& flags, std::vector<Problem>& problems) {
   Reader in(environment, problems);
-  RankPlace place;
+  ProcessPlace place;
   place.launcher = winner(in, flags);
   switch (place.launcher) {
     case Launcher::flags:
@@ -375,16 +375,16 @@ Environment process_environment() {
   return out;
 }
 
-RankPlace find_place(const Environment& environment, const RankFlags& flags) {
+ProcessPlace find_place(const Environment& environment, const RankFlags& flags) {
   std::vector<Problem> problems;
-  RankPlace place = resolve(environment, flags, problems);
+  ProcessPlace place = resolve(environment, flags, problems);
   if (!problems.empty()) throw InputError(problems[0].variable, problems[0].what, problems[0].fix);
   return place;
 }
 
 std::string explain(const Environment& environment, const RankFlags& flags) {
   std::vector<Problem> problems;
-  const RankPlace place = resolve(environment, flags, problems);
+  const ProcessPlace place = resolve(environment, flags, problems);
   std::string out = fmt::format("launcher: {}\n", launcher_name(place.launcher));
   if (problems.empty()) {
     out += fmt::format("rank {} of {}, local rank {} of {}, node {} of {}\n", place.rank, place.world_size, place.local_rank, place.local_world_size, place.node, place.nodes);

@@ -33,7 +33,7 @@ struct Seen {
   std::string note;                  ///< what it gave, or why it was not used
 };
 
-struct RankPlace {
+struct ProcessPlace {
   Launcher launcher = Launcher::single;
   int rank = 0, world_size = 1, local_rank = 0, local_world_size = 1, node = 0, nodes = 1;
   std::string host = "127.0.0.1";    ///< where rank 0 listens
@@ -44,7 +44,7 @@ struct RankPlace {
 };
 
 /// Throws InputError naming the variable: not a number, out of range, missing beside those present, or two that contradict.
-[[nodiscard]] RankPlace find_place(const Environment& environment, const RankFlags& flags = {});
+[[nodiscard]] ProcessPlace find_place(const Environment& environment, const RankFlags& flags = {});
 
 /// For `run --explain-env`: never throws; every variable seen, which launcher won and why, what is missing or contradictory.
 /// Values are escaped and cut; variables that may hold secrets are not among those looked at.

@@ -21,7 +21,7 @@
 namespace moeplan {
 namespace {
 
-CommError failure(CommFault fault, const RankPlace& place, const std::string& reason, std::optional<int> peer = {}) {
+CommError failure(CommFault fault, const ProcessPlace& place, const std::string& reason, std::optional<int> peer = {}) {
   return {fault, {place.rank, "rendezvous", "join", 0, peer}, reason};
 }
 
@@ -45,7 +45,7 @@ struct Stranger {
 
 class Host {
  public:
-  Host(const RankPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options)
+  Host(const ProcessPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options)
       : place_(place), token_(token), options_(options), listener_(wire::listen_at(place)) {
     joined_.hosts.resize(static_cast<std::size_t>(place.world_size));
     joined_.channels.resize(static_cast<std::size_t>(place.world_size));
@@ -161,7 +161,7 @@ class Host {
     return (n == 1 ? "rank " : "ranks ") + list + (n > 16 ? fmt::format(" and {} more", n - 16) : "");
   }
 
-  RankPlace place_;
+  ProcessPlace place_;
   Token token_;
   JoinOptions options_;
   Socket listener_;
@@ -186,7 +186,7 @@ std::optional<std::string> read_exactly(int fd, std::size_t size, Clock::time_po
 }
 
 /// One attempt; a closed channel, and why in `trouble`, if rank 0 is not there yet.
-Channel knock(const RankPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options, int attempt, std::string& trouble) {
+Channel knock(const ProcessPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options, int attempt, std::string& trouble) {
   const auto until = Clock::now() + options.handshake_limit;
   Socket s = wire::connect_to(place, attempt);
   if (!s.open()) return trouble = "cannot connect", Channel{};
@@ -215,7 +215,7 @@ std::string unhex(const std::string& text) {
   return out;
 }
 
-Joined join_as_guest(const RankPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options) {
+Joined join_as_guest(const ProcessPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options) {
   const auto end = Clock::now() + options.limit;
   std::string trouble;
   Channel channel;
@@ -253,7 +253,7 @@ std::string own_host_name() {
   return std::string(name).substr(0, wire::kHost - 1);
 }
 
-Joined join(const RankPlace& place, const Token& token, const std::string& host_name, const std::string& payload, const JoinOptions& options) {
+Joined join(const ProcessPlace& place, const Token& token, const std::string& host_name, const std::string& payload, const JoinOptions& options) {
   if (place.world_size == 1) {
     Joined alone;
     alone.hosts = {host_name};

@@ -1,5 +1,5 @@
 #pragma once
-/// All ranks of a job find each other over TCP: rank 0 listens where `RankPlace` says, the others connect, both sides prove that
+/// All ranks of a job find each other over TCP: rank 0 listens where `ProcessPlace` says, the others connect, both sides prove that
 /// they hold the job's token, and rank 0 hands everybody the list of members and a payload (NCCL's 128-byte id).
 ///
 /// The port is open only until all have joined. Whoever cannot finish the handshake is dropped without effect: no answer but the
@@ -33,7 +33,7 @@ struct Joined {
 /// Blocks until all ranks of `place` have joined. `payload` matters on rank 0 only. A world of one needs no token and opens nothing.
 /// Throws CommError: `timeout` naming the ranks that did not come, `peer_lost` naming the rank that left again, `mismatch` for two
 /// processes that claim one rank or different world sizes; InputError if the address cannot be used.
-[[nodiscard]] Joined join(const RankPlace& place, const Token& token, const std::string& host_name, const std::string& payload, const JoinOptions& options = {});
+[[nodiscard]] Joined join(const ProcessPlace& place, const Token& token, const std::string& host_name, const std::string& payload, const JoinOptions& options = {});
 
 /// This machine's host name, at most 63 characters.
 [[nodiscard]] std::string own_host_name();

@@ -28,7 +28,7 @@ int read_number(std::string_view bytes) {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-Addresses addresses(const RankPlace& place, std::string* error = nullptr) {
+Addresses addresses(const ProcessPlace& place, std::string* error = nullptr) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -72,8 +72,8 @@ Digest session_key(const Token& token, std::string_view server_nonce, std::strin
   return keyed_digest(bytes_of(token), {"session", client_nonce, server_nonce, number(rank)});
 }
 
-Socket listen_at(const RankPlace& place) {
-  RankPlace where = place;
+Socket listen_at(const ProcessPlace& place) {
+  ProcessPlace where = place;
   if (place.nodes == 1) where.host = "127.0.0.1";
   const std::string name = fmt::format("rendezvous {} port {}", where.host, where.port);
   std::string error;
@@ -90,8 +90,8 @@ Socket listen_at(const RankPlace& place) {
   throw InputError(name, "rank 0 cannot listen there: " + error, "another port with --rendezvous-port, or this host's address with --rendezvous-host");
 }
 
-Socket connect_to(const RankPlace& place, int attempt) {
-  RankPlace where = place;
+Socket connect_to(const ProcessPlace& place, int attempt) {
+  ProcessPlace where = place;
   if (place.nodes == 1) where.host = "127.0.0.1";
   const Addresses list = addresses(where);
   int count = 0;

@@ -32,8 +32,8 @@ struct Claim {
 [[nodiscard]] Digest session_key(const Token& token, std::string_view server_nonce, std::string_view client_nonce, int rank);
 
 /// Listens on the address of `place.host` only (loopback for a job on one node). Throws InputError.
-[[nodiscard]] Socket listen_at(const RankPlace& place);
+[[nodiscard]] Socket listen_at(const ProcessPlace& place);
 /// Begins to connect, without waiting; closed if the host has no address now. Advances through the host's addresses with `attempt`.
-[[nodiscard]] Socket connect_to(const RankPlace& place, int attempt);
+[[nodiscard]] Socket connect_to(const ProcessPlace& place, int attempt);
 
 }  // namespace moeplan::wire

@@ -36,7 +36,7 @@ Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) 
 
 }  // namespace
 
-Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place)
+Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place, Keep keep)
     : place_(place) {
   if (problem.workload.optimizer != OptimizerKind::adamw)
     throw InputError("workload.optimizer", fmt::format("{} is priced, not run", name_of(problem.workload.optimizer)),
@@ -60,8 +60,10 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
       p.counts = place.index(replicate_group(p.split)) == 0;
       if (!is_expert(p.split) && p.split == WeightSplit::none) p.counts = p.counts && place.index(Group::tensor) == 0;
       const Bytes value = held_bytes(p.held, p.held_shape()), full = held_bytes(DType::f32, p.held_shape());
-      p.value = backend.allocate(value, p.name);
-      (w.adapter ? bytes_.adapters : bytes_.weights) += value;
+      if (keep == Keep::all || p.is_state()) {
+        p.value = backend.allocate(value, p.name);
+        (w.adapter ? bytes_.adapters : bytes_.weights) += value;
+      }
       if (w.trained) {
         p.gradient = backend.allocate(full, p.name + " gradient");
         p.first_moment = backend.allocate(full, p.name + " first moment");

@@ -30,14 +30,19 @@ struct Parameter {
   Backend::Memory value, gradient, first_moment, second_moment;  ///< gradient and moments f32, trained only
   /// Of what this rank holds, padding included.
   [[nodiscard]] Shape held_shape() const { return shards == 1 ? shape : Shape{ceil_div(shape.elements(), shards)}; }
+  /// Whether training changes it, or reads it beside the weights (router biases): what saves hold.
+  [[nodiscard]] bool is_state() const { return trained || (buffer && held == DType::f32); }
   [[nodiscard]] TensorView view() const { return {value.get(), held, held_shape()}; }
   [[nodiscard]] TensorView gradient_view() const { return {gradient.get(), DType::f32, held_shape()}; }
 };
 
+/// What of the parameters gets memory.
+enum class Keep : std::uint8_t { all, state };
+
 class Parameters {
  public:
-  /// Declares and allocates all of them; values are zero. Refuses states that the executor does not keep, by name.
-  Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {});
+  /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep, by name.
+  Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {}, Keep keep = Keep::all);
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
 

@@ -35,14 +35,14 @@ Environment without(Environment e, const std::string& name) {
 }
 
 TEST(Environment, nothing_set_is_a_single_process) {
-  const RankPlace p = find_place({});
+  const ProcessPlace p = find_place({});
   EXPECT_EQ(p.launcher, Launcher::single);
   EXPECT_EQ(p.rank, 0);
   EXPECT_EQ(p.world_size, 1);
 }
 
 TEST(Environment, a_torchrun_worker) {
-  const RankPlace p = find_place(kTorchrun);
+  const ProcessPlace p = find_place(kTorchrun);
   EXPECT_EQ(p.launcher, Launcher::torchrun);
   EXPECT_EQ(p.rank, 9);
   EXPECT_EQ(p.world_size, 16);
@@ -78,7 +78,7 @@ TEST(Environment, a_value_that_is_no_number_is_refused_naming_the_variable) {
 }
 
 TEST(Environment, pet_variables_start_all_ranks_of_a_node) {
-  const RankPlace p = find_place(kPet);
+  const ProcessPlace p = find_place(kPet);
   EXPECT_EQ(p.launcher, Launcher::pet);
   EXPECT_EQ(p.rank, 16);
   EXPECT_EQ(p.world_size, 32);
@@ -104,7 +104,7 @@ TEST(Environment, pet_takes_the_node_from_the_completion_index) {
 }
 
 TEST(Environment, a_slurm_task) {
-  const RankPlace p = find_place(kSlurm);
+  const ProcessPlace p = find_place(kSlurm);
   EXPECT_EQ(p.launcher, Launcher::slurm);
   EXPECT_EQ(p.rank, 9);
   EXPECT_EQ(p.world_size, 16);
@@ -137,7 +137,7 @@ TEST(Environment, the_step_node_list_comes_before_the_jobs) { EXPECT_EQ(find_pla
 TEST(Environment, an_open_mpi_rank) {
   const Environment e{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                       {"MASTER_ADDR", "n0"}, {"MASTER_PORT", "29500"}};
-  const RankPlace p = find_place(e);
+  const ProcessPlace p = find_place(e);
   EXPECT_EQ(p.launcher, Launcher::mpi);
   EXPECT_EQ(p.rank, 3);
   EXPECT_EQ(p.node, 1);
@@ -146,7 +146,7 @@ TEST(Environment, an_open_mpi_rank) {
 }
 
 TEST(Environment, a_pmi_rank) {
-  const RankPlace p = find_place({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_PORT", "29500"}});
+  const ProcessPlace p = find_place({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_PORT", "29500"}});
   EXPECT_EQ(p.rank, 1);
   EXPECT_EQ(p.host, "127.0.0.1");
 }
@@ -154,7 +154,7 @@ TEST(Environment, a_pmi_rank) {
 TEST(Environment, pmix_alone_is_not_enough) { expect_in("PMIX_RANK: gives the rank but not how many there are", refusal({{"PMIX_RANK", "1"}})); }
 
 TEST(Environment, a_pod_of_a_jobset) {
-  const RankPlace p = find_place({{"JOB_COMPLETION_INDEX", "1"}, {"MOEPLAN_NODES", "2"}, {"MOEPLAN_RANKS_PER_NODE", "8"}, {"MASTER_ADDR", "k3-node-0-0.k3"}});
+  const ProcessPlace p = find_place({{"JOB_COMPLETION_INDEX", "1"}, {"MOEPLAN_NODES", "2"}, {"MOEPLAN_RANKS_PER_NODE", "8"}, {"MASTER_ADDR", "k3-node-0-0.k3"}});
   EXPECT_EQ(p.launcher, Launcher::jobset);
   EXPECT_EQ(p.rank, 8);
   EXPECT_EQ(p.world_size, 16);
@@ -165,7 +165,7 @@ TEST(Environment, a_pod_of_a_jobset) {
 TEST(Environment, a_completion_index_alone_is_a_single_process) { EXPECT_EQ(find_place({{"JOB_COMPLETION_INDEX", "1"}}).launcher, Launcher::single); }
 
 TEST(Environment, a_leader_worker_set) {
-  const RankPlace p = find_place({{"LWS_LEADER_ADDRESS", "lws-0.lws.default"}, {"LWS_GROUP_SIZE", "4"}, {"LWS_WORKER_INDEX", "2"}, {"MOEPLAN_RANKS_PER_NODE", "8"}});
+  const ProcessPlace p = find_place({{"LWS_LEADER_ADDRESS", "lws-0.lws.default"}, {"LWS_GROUP_SIZE", "4"}, {"LWS_WORKER_INDEX", "2"}, {"MOEPLAN_RANKS_PER_NODE", "8"}});
   EXPECT_EQ(p.launcher, Launcher::lws);
   EXPECT_EQ(p.rank, 16);
   EXPECT_EQ(p.host, "lws-0.lws.default");
@@ -191,7 +191,7 @@ TEST(Environment, flags_need_rank_and_world_size) {
   expect_in("--world-size: is missing", refusal({}, {.rank = 1}));
   expect_in("--rank: is missing", refusal({}, {.world_size = 2, .port = 5000}));
   expect_in("--rendezvous-port: is missing", refusal({}, {.rank = 1, .world_size = 2}));
-  const RankPlace p = find_place({}, {.rank = 5, .world_size = 8, .local_world_size = 4, .port = 5000, .host = "n0"});
+  const ProcessPlace p = find_place({}, {.rank = 5, .world_size = 8, .local_world_size = 4, .port = 5000, .host = "n0"});
   EXPECT_EQ(p.node, 1);
   EXPECT_EQ(p.local_rank, 1);
 }

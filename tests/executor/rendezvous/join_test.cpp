@@ -23,7 +23,7 @@ struct Outcome {
   std::string error;
   CommFault fault = CommFault::library;
 };
-Outcome try_join(const RankPlace& place, const Token& token, const JoinOptions& options) {
+Outcome try_join(const ProcessPlace& place, const Token& token, const JoinOptions& options) {
   Outcome out;
   try {
     out.joined = join(place, token, "host" + std::to_string(place.rank), place.rank == 0 ? std::string("id\0\xff", 4) : "", options);

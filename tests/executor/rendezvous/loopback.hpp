@@ -34,8 +34,8 @@ inline int connect_loopback(int port) {
   return -1;
 }
 
-inline RankPlace place_of(int rank, int world, int port) {
-  RankPlace p;
+inline ProcessPlace place_of(int rank, int world, int port) {
+  ProcessPlace p;
   p.launcher = Launcher::flags;
   p.rank = p.local_rank = rank;
   p.world_size = p.local_world_size = world;

@@ -170,19 +170,18 @@ TEST(Team, AgreesToSkipAStepThatIsNotFinite) {
 TEST(WholeState, IsTheSameHoweverManyRanksHeldIt) {
   const Problem p = problem(shrunk(shipped("kimi/kimi-k3.json"), 4), full(6));
   const Plan q = on_ranks(p, {.pp = 2, .ep = 2, .dp_shard = 2}, 2);
-  const auto backend = cpu_backend(CpuStorage::as_planned);
-  WholeState before(p, q, *backend), after(p, q, *backend);
-  randomise(before.parameters(), 5, p.model, *backend);
+  WholeState before(p, q, CpuStorage::as_planned), after(p, q, CpuStorage::as_planned);
+  randomise(before.parameters(), 5, p.model, before.backend());
   run_team(4, [&](Communicator& world, Progress& progress) {
     const auto mine = cpu_backend(CpuStorage::as_planned);
     Trainer trainer(p, q, *mine, {}, &world, &progress);
-    distribute(before, trainer);
+    distribute(world.rank() == 0 ? &before : nullptr, trainer, p);
     collect(trainer, p, world.rank() == 0 ? &after : nullptr);
   });
   std::size_t compared = 0;
   for (const Parameter& each : before.parameters().all())
     if (each.trained) {
-      EXPECT_EQ(values_of(each, *backend), values_of(*after.parameters().find(each.name), *backend)) << each.name;
+      EXPECT_EQ(values_of(each, before.backend()), values_of(*after.parameters().find(each.name), after.backend())) << each.name;
       ++compared;
     }
   EXPECT_GT(compared, 20u);

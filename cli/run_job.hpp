@@ -1,0 +1,30 @@
+#pragma once
+/// `moeplan run` as one process of several, each with a device: forked here (`--ranks N`, or one process per node under a launcher), or
+/// started by a launcher one by one. They find each other by the rendezvous, exchange over NCCL, and leave together.
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "cli/command.hpp"
+#include "executor/comm/communicator.hpp"
+#include "executor/rendezvous/environment.hpp"
+#include "executor/rendezvous/secure.hpp"
+
+namespace moeplan::cli {
+
+/// This process among those of its job.
+struct Job {
+  ProcessPlace place;
+  Token token{};
+};
+
+/// Where `ranks` devices of this machine are asked for, or the environment or flags say that there are several processes. Forks those
+/// that this process must start; the caller goes on as one of them. In their parent, which only waits, `ended` gets the exit code.
+[[nodiscard]] std::optional<Job> find_job(int ranks, const RankFlags& flags, const std::optional<std::string>& token_file, std::optional<int>& ended);
+
+/// Joins the others and calls `body` with the world of all ranks. `device` has been made current before. Whoever fails is named in a
+/// note, on every rank, with exit code 4.
+[[nodiscard]] Output run_job(Job job, Duration limit, const std::function<Output(Communicator&, Progress&)>& body);
+
+}  // namespace moeplan::cli
