@@ -33,6 +33,28 @@ class RunCommand : public Folder {
   }
 };
 
+TEST_F(RunCommand, WritesALaunchFileThatStartsTheRanksWithWhatWasSaid) {
+  Json plan = plan_for(4);
+  plan["plan"]["parallelism"]["dp_replicate"] = 4;
+  write_text_file(file("four.json"), plan.dump());
+  const Finished run = moeplan({"run", file("four.json"), "--steps", "7", "--lr", "0.001", "--write-launch", "slurm", "--launch-dir", file("jobs"), "--launch-name", "tiny"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(run.out.empty());
+  const std::string text = read_text_file(folder / "jobs" / "tiny.sbatch", 1 << 20);
+  for (const char* part : {"--ntasks-per-node=4", "'--steps'", "'7'", "'--lr'", "'0.001'", "'--backend'", "'cuda'"}) EXPECT_NE(text.find(part), std::string::npos) << part;
+  EXPECT_EQ(text.find("launch"), std::string::npos);
+  EXPECT_EQ(moeplan({"run", file("four.json"), "--write-launch", "slurm", "--launch-dir", file("jobs"), "--launch-name", "a;b"}).exit_code, 2);
+}
+
+TEST_F(RunCommand, ExplainsWhichRankItWouldBeWithoutAPlan) {
+  const Finished run = moeplan({"run", "--explain-env", "--rank", "1", "--world-size", "2", "--local-rank", "1", "--local-world-size", "2", "--rendezvous-host", "127.0.0.1", "--rendezvous-port", "29500"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.out.find("rank 1 of 2"), std::string::npos) << run.out;
+  const Finished missing = moeplan({"run"});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_NE(missing.err.find("PLAN"), std::string::npos) << missing.err;
+}
+
 TEST_F(RunCommand, TrainsTheTinyModelAndMeasuresWhatWasPredicted) {
   const Finished run = moeplan({"run", file("plan.json"), "--steps", "4", "--json", "-o", file("measured.json"), "--prometheus", file("m.prom"), "--adapter", file("adapter")});
   ASSERT_EQ(run.exit_code, 0) << run.err;

@@ -42,8 +42,9 @@ TEST(Style, OnlyCliAndGuiPrint) {
   expect_none(std::regex(R"(\bstd::(cout|cerr|clog)\b|\b(printf|fprintf|puts|fputs|putchar|perror)\s*\(|\bfmt::print\s*\()"), [](const auto& p) { return starts(p, {"cli/", "gui/"}); }, "prints");
 }
 
+// run_job: one process of several, which hangs or has lost the parent that started it.
 TEST(Style, NothingExitsButMain) {
-  expect_none(std::regex(R"((^|[^\w.>])(std::|::)?(exit|_exit|quick_exit)\s*\()"), [](const auto& p) { return starts(p, {"cli/main.cpp", "gui/main.cpp"}) || p.find("launch") != std::string::npos; }, "exits");
+  expect_none(std::regex(R"((^|[^\w.>])(std::|::)?(exit|_exit|quick_exit)\s*\()"), [](const auto& p) { return starts(p, {"cli/main.cpp", "gui/main.cpp", "cli/run_job.cpp"}) || p.find("launch") != std::string::npos; }, "exits");
 }
 
 TEST(Style, NothingIsLeftUndone) {
