@@ -57,7 +57,9 @@ TEST(Exchange, Fp8HalvesTheWayToTheExpertsOnly) {
 // De-duplicated: 256 experts, 8 a token, 64 ranks on 8 nodes. To nodes: 5.29 distinct, 4.63 of them remote; to ranks: 7.68 distinct, 7/8 of them on other nodes.
 TEST(Exchange, TheDirectRouteSendsMoreOverTheFabric) {
   const Problem p = problem("deepseek-v3", 64, "uniform");
-  const Links links(p.cluster, {.deduplicated_dispatch = true});
+  Runtime once = p.runtime;
+  once.deduplicated_dispatch = true;
+  const Links links(p.cluster, once);
   CommCall call{.collective = Collective::dispatch, .group = Group::expert, .payload = {8000}, .rows = 8, .tokens = 1, .experts = 256};
   const double hops = links.bytes(call, {64, 1})[1];
   call.direct = true;
