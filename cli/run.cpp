@@ -137,7 +137,7 @@ Command run_command(CLI::App& program) {
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 52));
   app->add_option("--weights", o->weights,
                   "directory with safetensors (single, or shards with their index); random without");
-  app->add_option("--data", o->data, "x.jsonl with input_ids, x.bin beside x.idx, or synthetic (default)");
+  app->add_option("--data", o->data, "x.jsonl with input_ids, x.bin beside x.idx, synthetic (default), or random: whole sequences, as priced");
   app->add_flag("--no-packing", o->no_packing, "one document a sequence, padded");
   app->add_option("--from-adapter", o->from_adapter, "start from this PEFT adapter");
   app->add_option("--adapter", o->adapter, "write the adapter to this directory at the end");

@@ -90,7 +90,7 @@ class RankRun {
         opened_(open_backend(o_.backend, o_.float32, o_.device)),
         backend_(opened_.backend.get()),
         trainer_(problem_, plan_, *backend_, o_.train, world, progress),
-        data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed), plan_.micro_batch,
+        data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed, problem_.workload.sequence_length), plan_.micro_batch,
               problem_.workload.sequence_length, !o_.no_packing, o_.train.seed) {}
 
   void run() {

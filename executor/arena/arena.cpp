@@ -12,15 +12,21 @@
 namespace moeplan {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;
+constexpr std::int64_t kAlignment = 256;
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 /// Walks the instances and notes who lives when.
 class Layout {
  public:
-  Layout(const Program& program, const Problem& problem, const HeldType& held, const Parallelism& parallelism)
-      : p_(program), problem_(problem), held_(held), parallelism_(parallelism), chunk_(program.chunks.front()) {
+  Layout(const Program& program, const Problem& problem, const HeldType& held, const Parallelism& parallelism,
+         const CallScratch& scratch)
+      : p_(program),
+        problem_(problem),
+        held_(held),
+        parallelism_(parallelism),
+        scratch_(scratch),
+        chunk_(program.chunks.front()) {
     std::int32_t micro_batches = 1;
     if (parallelism.pp > 1)
       for (const Instance& i : program.instances) micro_batches = std::max(micro_batches, i.micro_batch + 1);
@@ -175,7 +181,7 @@ class Layout {
       for (const auto* list : {&node.reads, &node.writes})
         for (const ValueId v : *list) touch(place.values[index(b.alias[index(v)])]);
       const OpCall* op = std::get_if<OpCall>(&node.call);
-      const Bytes scratch = op ? workspace(op->op, op->pass, op->wants) : Bytes{};
+      const Bytes scratch = !op ? Bytes{} : scratch_ ? scratch_(*op) : workspace(op->op, op->pass, op->wants);
       place.workspace.push_back(scratch.value > 0 ? add(fmt::format("slot {}: workspace of {}", slot, kind(op->op)),
                                                         scratch, MemoryCategory::workspace)
                                                   : -1);
@@ -298,6 +304,7 @@ class Layout {
   const Problem& problem_;
   const HeldType& held_;
   const Parallelism& parallelism_;
+  const CallScratch& scratch_;
   const ProgramChunk& chunk_;
   ArenaPlan plan_;
   std::int64_t now_ = 0;
@@ -338,7 +345,7 @@ Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
 }
 
 ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                     const Parallelism& parallelism) {
+                     const Parallelism& parallelism, const CallScratch& scratch) {
   if (program.chunks.size() != 1)
     throw InputError("plan.virtual_stages", fmt::format("{} are priced, not run", program.chunks.size()),
                      "1, with the 1F1B schedule");
@@ -354,7 +361,7 @@ ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldT
           "plan.stage_layers",
           fmt::format("stage {} would receive {} from the stage before, which is priced, not run", program.stage, name),
           "pp = 1, or another cut of the layers");
-  return Layout(program, problem, held, parallelism).run();
+  return Layout(program, problem, held, parallelism, scratch).run();
 }
 
 }  // namespace moeplan

@@ -29,7 +29,7 @@ struct ArenaBuffer {
 struct PassPlacement {
   std::vector<std::int32_t>
       values;  ///< per value of the block: its buffer, or that of the value it views; -1: not there
-  std::vector<std::int32_t> workspace;  ///< per call: -1 without
+  std::vector<std::int32_t> workspace;  ///< per call (those put off behind the others): -1 without
 };
 
 /// A gradient that joins another after a slot's backward: what reached a stored block or shared value from a later
@@ -65,11 +65,13 @@ struct ArenaPlan {
 
 /// The type in which the backend holds what the plan wants in another.
 using HeldType = std::function<DType(DType)>;
+/// Scratch that the backend wants for a call; empty: the contract's.
+using CallScratch = std::function<Bytes(const OpCall&)>;
 
 /// Lays out a program. Throws InputError for what it has no place for: virtual stages, schedules with split passes,
 /// messages of other values than the stream and stored blocks.
 [[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                                   const Parallelism& parallelism = {});
+                                   const Parallelism& parallelism = {}, const CallScratch& scratch = {});
 
 /// Gives each buffer an offset such that no two that are alive together overlap: largest first, each at the lowest
 /// place that is free for its whole life. Returns the size of the arena.

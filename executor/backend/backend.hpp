@@ -27,7 +27,9 @@ struct TensorView {
 
 /// What a call is told besides its operands: the routing of its layer and micro-batch, and the policies on it.
 struct CallContext {
-  std::span<const std::int64_t> rows_of_expert{};   ///< of each local expert, after drops
+  std::span<const std::int64_t> rows_of_expert{};   ///< of each local expert, after drops, where the host knows them
+  TensorView expert_rows{};                         ///< the same in the backend's memory (i32), where it does not
+  TensorView workspace{};                           ///< `Backend::workspace` bytes (u8); absent: the backend finds its own
   std::int64_t capacity = 0;                        ///< most rows of one expert; 0: no limit
   double auxiliary = 0;                             ///< weight of the router's balancing loss
 };
@@ -63,8 +65,28 @@ class Backend {
   /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
   virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
   virtual void wait() = 0;
+
+  /// Scratch of a call besides its operands: the contract's, unless the backend's kernels take another amount.
+  [[nodiscard]] virtual Bytes workspace(const OpCall& call) const { return moeplan::workspace(call.op, call.pass, call.wants); }
+  /// to[c] = sum over the rows r of from[r, c] / (sum of row r); rows without a positive sum count nothing. Both f32, contiguous.
+  virtual void sum_shares(const TensorView& from, const TensorView& to);
+  /// Work that can be queued again at once, over the same memory and the numbers that lie there then (a CUDA graph). `work` is not performed.
+  /// It must have been performed before and must not wait or read. Empty where the backend cannot.
+  using Recording = std::function<void()>;
+  [[nodiscard]] virtual Recording record(const std::function<void()>&) { return {}; }
+  /// Notes the time at which what is queued so far is done; `stamps` waits, returns seconds since the first and forgets them. Inside a
+  /// recording they are noted when it is performed.
+  virtual void stamp();
+  [[nodiscard]] virtual std::vector<double> stamps();
+  /// What the driver says is taken of the device, by everything; zero where nobody says.
+  [[nodiscard]] virtual Bytes device_memory() const { return {}; }
+  /// Held for calls beside what was allocated: scratch that no workspace gave, dense copies of views, the libraries' own.
+  [[nodiscard]] virtual Bytes beside() const { return {}; }
   /// How long what `work` queues takes, alone: by the device's clock where it has one, else by the host's.
   [[nodiscard]] virtual Seconds time(const std::function<void()>& work);
+
+ private:
+  std::vector<double> stamps_;
 };
 
 /// Integers to be scaled by 1 / kNearlyNormalDeviation: the sum of the four 16-bit parts of splitmix64's i-th number (Steele et al. 2014) less its

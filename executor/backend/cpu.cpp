@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/error.hpp"
 #include "executor/backend/backend.hpp"
@@ -108,7 +109,13 @@ class CpuBackend final : public Backend {
       values[i] = open(operands[i], i, !forward || !is_result(contract[i].role));
       if (!forward) d[i] = open(gradients[i], n + i, is_result(contract[i].role));
     }
-    const reference::Ragged ragged{.rows_of_expert = context.rows_of_expert, .capacity = context.capacity, .auxiliary = context.auxiliary};
+    std::vector<std::int64_t> rows(context.rows_of_expert.begin(), context.rows_of_expert.end());
+    if (context.expert_rows.present()) {
+      std::vector<float> counts(static_cast<std::size_t>(context.expert_rows.shape.elements()));
+      gather(context.expert_rows, counts);
+      rows.assign(counts.begin(), counts.end());
+    }
+    const reference::Ragged ragged{.rows_of_expert = rows, .capacity = context.capacity, .auxiliary = context.auxiliary};
     if (forward) reference::forward<float>(call.op, values, ragged);
     else reference::backward<float>(call.op, values, d, ragged);
     for (std::size_t i = 0; i < n; ++i) {
@@ -136,6 +143,7 @@ class NullBackend final : public Backend {
   void add(const TensorView&, const TensorView&, float) override {}
   void copy(const TensorView&, const TensorView&) override {}
   void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override {}
+  void sum_shares(const TensorView&, const TensorView&) override {}
   void wait() override {}
 };
 
@@ -147,6 +155,32 @@ Seconds Backend::time(const std::function<void()>& work) {
   work();
   wait();
   return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
+}
+
+void Backend::sum_shares(const TensorView& from, const TensorView& to) {
+  const auto columns = static_cast<std::size_t>(to.shape.elements());
+  std::vector<float> values(static_cast<std::size_t>(from.shape.elements())), out(columns);
+  wait();
+  read(from, values);
+  std::vector<double> sums(columns, 0.0);
+  for (std::size_t row = 0; row < values.size(); row += columns) {
+    double sum = 0;
+    for (std::size_t c = 0; c < columns; ++c) sum += static_cast<double>(values[row + c]);
+    for (std::size_t c = 0; sum > 0 && c < columns; ++c) sums[c] += static_cast<double>(values[row + c]) / sum;
+  }
+  for (std::size_t c = 0; c < columns; ++c) out[c] = static_cast<float>(sums[c]);
+  write(to, out);
+}
+
+void Backend::stamp() {
+  wait();
+  stamps_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+std::vector<double> Backend::stamps() {
+  std::vector<double> out = std::exchange(stamps_, {});
+  for (std::size_t i = out.size(); i-- > 0;) out[i] -= out.front();
+  return out;
 }
 
 std::unique_ptr<Backend> cpu_backend(CpuStorage storage) { return std::make_unique<CpuBackend>(storage); }

@@ -26,19 +26,28 @@ Op as_held(Op op) {
   return op;
 }
 
-/// Device memory that only grows. What it held is lost when it does.
+/// Device memory that only grows. What it held is lost when it does. Recordings have addresses: what one may use is kept.
 class Growing {
  public:
   std::byte* at_least(std::int64_t bytes) {
     if (bytes > 0 && static_cast<std::size_t>(bytes) > buffer_.bytes()) {
+      if (kept_ && buffer_.bytes() > 0) before_.push_back(std::move(buffer_));
       buffer_ = kernels::DeviceBuffer(0);
       buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(aligned_bytes(bytes + bytes / 8)));
     }
     return bytes > 0 ? buffer_.get<std::byte>() : nullptr;
   }
+  void keep() { kept_ = true; }
+  [[nodiscard]] std::int64_t bytes() const {
+    std::size_t sum = buffer_.bytes();
+    for (const kernels::DeviceBuffer& b : before_) sum += b.bytes();
+    return static_cast<std::int64_t>(sum);
+  }
 
  private:
+  bool kept_ = false;
   kernels::DeviceBuffer buffer_{0};
+  std::vector<kernels::DeviceBuffer> before_;
 };
 
 class CudaBackend final : public Backend {
@@ -83,8 +92,10 @@ class CudaBackend final : public Backend {
   }
 
   void clear(const TensorView& to) override {
-    if (to.columns) return write(to, std::vector<float>(static_cast<std::size_t>(to.shape.elements()), 0.0f));
-    kernels::check(cudaMemsetAsync(to.data, 0, static_cast<std::size_t>(to.shape.elements() * plain_bytes(to.dtype)), stream_.get()), "clear a tensor");
+    const std::int64_t bytes = to.shape.elements() * plain_bytes(to.dtype);
+    std::byte* const at = to.columns ? temporaries_.at_least(bytes) : to.data;
+    kernels::check(cudaMemsetAsync(at, 0, static_cast<std::size_t>(bytes), stream_.get()), "clear a tensor");
+    if (to.columns) scatter(at, to);
   }
 
   void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
@@ -95,6 +106,57 @@ class CudaBackend final : public Backend {
   void add(const TensorView& from, const TensorView& to, float scale) override { combine(from, to, scale, true); }
   void copy(const TensorView& from, const TensorView& to) override { combine(from, to, 1, false); }
   void wait() override { stream_.synchronize(); }
+
+  Bytes workspace(const OpCall& call) const override { return cuda::workspace(as_held(call.op), call.pass, call.wants); }
+
+  void sum_shares(const TensorView& from, const TensorView& to) override {
+    const std::int64_t columns = to.shape.elements();
+    auto* const parts = reinterpret_cast<float*>(temporaries_.at_least(cuda::share_scratch(columns)));
+    cuda::sum_shares(reinterpret_cast<const float*>(from.data), reinterpret_cast<float*>(to.data), columns ? from.shape.elements() / columns : 0, columns, parts, stream_.get());
+  }
+
+  Recording record(const std::function<void()>& work) override {
+    scratch_.keep(), temporaries_.keep();
+    kernels::check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeRelaxed), "begin to record a step");
+    recording_ = true;
+    cudaGraph_t graph = nullptr;
+    try {
+      work();
+    } catch (...) {
+      recording_ = false;
+      (void)cudaStreamEndCapture(stream_.get(), &graph);
+      if (graph != nullptr) (void)cudaGraphDestroy(graph);
+      (void)cudaGetLastError();
+      throw;
+    }
+    recording_ = false;
+    kernels::check(cudaStreamEndCapture(stream_.get(), &graph), "record a step");
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
+    (void)cudaGraphDestroy(graph);
+    kernels::check(made, "make a recorded step ready");
+    const std::shared_ptr<CUgraphExec_st> owned(exec, [](cudaGraphExec_t g) { (void)cudaGraphExecDestroy(g); });
+    return [owned, stream = stream_.get()] { kernels::check(cudaGraphLaunch(owned.get(), stream), "queue a recorded step"); };
+  }
+
+  void stamp() override {
+    if (stamped_ == stamps_.size()) stamps_.emplace_back();
+    kernels::check(cudaEventRecordWithFlags(stamps_[stamped_++].get(), stream_.get(), recording_ ? cudaEventRecordExternal : cudaEventRecordDefault), "note the time");
+  }
+  std::vector<double> stamps() override {
+    stream_.synchronize();
+    std::vector<double> out;
+    for (std::size_t i = 0; i < stamped_; ++i) out.push_back(static_cast<double>(stamps_[i].milliseconds_since(stamps_.front())) * 1e-3);
+    stamped_ = 0;
+    return out;
+  }
+
+  Bytes device_memory() const override {
+    std::size_t free = 0, total = 0;
+    kernels::check(cudaMemGetInfo(&free, &total), "free memory of a device");
+    return {static_cast<std::int64_t>(total - free)};
+  }
+  Bytes beside() const override { return {scratch_.bytes() + temporaries_.bytes() + static_cast<std::int64_t>(cuda::Products::workspace_bytes)}; }
   Seconds time(const std::function<void()>& work) override {
     kernels::Event begin, end;
     begin.record(stream_.get());
@@ -148,7 +210,9 @@ class CudaBackend final : public Backend {
       if (!forward) d[i] = open(gradients[i], contract[i].dtype, is_result(i), !is_result(i));
     }
     cuda::Ragged ragged{.capacity = context.capacity, .auxiliary = context.auxiliary};
-    if (!context.rows_of_expert.empty()) {
+    if (context.expert_rows.present()) {
+      ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(context.expert_rows.data);
+    } else if (!context.rows_of_expert.empty()) {
       const std::vector<std::int32_t> rows(context.rows_of_expert.begin(), context.rows_of_expert.end());
       kernels::check(cudaMemcpyAsync(next, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice, stream_.get()), "copy the rows of the experts");   // pageable: staged before it returns
       ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(next);
@@ -158,7 +222,8 @@ class CudaBackend final : public Backend {
       if (d[i] == nullptr || is_result(i)) continue;
       (contract[i].role == Role::weight ? wants.weight_grad : wants.input_grad) = true;
     }
-    void* const scratch = scratch_.at_least(cuda::workspace(op, call.pass, wants).value);
+    const std::int64_t needed = cuda::workspace(op, call.pass, wants).value;
+    void* const scratch = context.workspace.present() && context.workspace.shape.elements() >= needed ? context.workspace.data : scratch_.at_least(needed);
     if (forward) cuda::forward(op, values, scratch, stream_.get(), &*products_, ragged);
     else cuda::backward(op, values, d, scratch, stream_.get(), &*products_, ragged);
     for (const Result& r : results) {
@@ -223,6 +288,9 @@ class CudaBackend final : public Backend {
   kernels::Stream stream_;
   std::optional<cuda::Products> products_;
   Growing scratch_, temporaries_;
+  bool recording_ = false;
+  std::vector<kernels::Event> stamps_;
+  std::size_t stamped_ = 0;
   std::vector<std::byte> staging_;
   std::map<const std::vector<std::int32_t>*, Cached> columns_;
 };

@@ -49,6 +49,39 @@ __global__ void __launch_bounds__(threads) normal_numbers(T* to, i64 n, std::uin
     to[i] = narrowed<T>(static_cast<float>(nearly_normal(state, static_cast<std::uint64_t>(i))) * scale);
 }
 
+/// A warp a row: its sum, then every lane adds its columns' shares to the warp's sums; the block's warps are added in order.
+constexpr int share_blocks = 128, share_warps = 4;
+__global__ void __launch_bounds__(32 * share_warps) partial_shares(const float* from, float* parts, i64 rows, i64 columns) {
+  extern __shared__ float sums[];   // [warps, columns]
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* const mine = sums + warp * columns;
+  for (i64 c = lane; c < columns; c += 32) mine[c] = 0;
+  for (i64 row = static_cast<i64>(blockIdx.x) * share_warps + warp; row < rows; row += share_blocks * share_warps) {
+    float sum = 0;
+    for (i64 c = lane; c < columns; c += 32) sum += from[row * columns + c];
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    if (sum <= 0) continue;
+    const float scale = 1 / sum;
+    for (i64 c = lane; c < columns; c += 32) mine[c] += scale * from[row * columns + c];
+  }
+  __syncthreads();
+  for (i64 c = threadIdx.x; c < columns; c += 32 * share_warps) {
+    float sum = 0;
+    for (int w = 0; w < share_warps; ++w) sum += sums[w * columns + c];
+    parts[blockIdx.x * columns + c] = sum;
+  }
+}
+
+__global__ void __launch_bounds__(threads) add_shares(const float* parts, float* to, i64 columns) {
+  const i64 c = static_cast<i64>(blockIdx.x) * threads + threadIdx.x;
+  if (c >= columns) return;
+  float sum = 0;
+#pragma unroll 32
+  for (int b = 0; b < share_blocks; ++b) sum += parts[b * columns + c];
+  to[c] = sum;
+}
+
 /// f(a value of the type).
 template <class F>
 void with_type(DType type, const F& f) {
@@ -62,6 +95,16 @@ void with_type(DType type, const F& f) {
 
 void gather_columns(const void* base, void* dense, i64 rows, const Columns& columns, i64 bytes, cudaStream_t stream) { move<false>(base, dense, rows, columns, bytes, stream); }
 void scatter_columns(const void* dense, void* base, i64 rows, const Columns& columns, i64 bytes, cudaStream_t stream) { move<true>(dense, base, rows, columns, bytes, stream); }
+
+std::int64_t share_scratch(i64 columns) { return 4 * share_blocks * columns; }
+
+void sum_shares(const float* from, float* to, i64 rows, i64 columns, float* scratch, cudaStream_t stream) {
+  if (columns == 0) return;
+  if (columns > 3072) throw InputError("CUDA backend", "shares of " + std::to_string(columns) + " columns", "up to 3072");
+  partial_shares<<<share_blocks, 32 * share_warps, static_cast<std::size_t>(4 * share_warps * columns), stream>>>(from, scratch, rows, columns);
+  add_shares<<<blocks_for(columns), threads, 0, stream>>>(scratch, to, columns);
+  kernels::check_launch("shares", "rows=" + std::to_string(rows) + " columns=" + std::to_string(columns));
+}
 
 void fill_normal(void* to, DType type, i64 n, std::uint64_t state, float deviation, cudaStream_t stream) {
   if (n == 0) return;

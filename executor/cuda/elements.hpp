@@ -23,6 +23,11 @@ void scatter_columns(const void* dense, void* base, std::int64_t rows, const Col
 /// to = scale from (+ to), between f32, bf16 and f16, or between equal types of 4 bytes with scale 1. Throws InputError on other types.
 void combine(const void* from, DType from_type, void* to, DType to_type, std::int64_t n, float scale, bool add, cudaStream_t stream);
 
+/// to[c] = sum over the rows r of from[r, c] / (sum of row r), rows without a positive sum left out; f32, in a fixed order. `scratch` holds
+/// `share_scratch(columns)` bytes.
+void sum_shares(const float* from, float* to, std::int64_t rows, std::int64_t columns, float* scratch, cudaStream_t stream);
+[[nodiscard]] std::int64_t share_scratch(std::int64_t columns);
+
 /// to[i] = deviation x nearly_normal(state, i) / its own deviation (executor/backend/backend.hpp); f32, bf16 or f16.
 void fill_normal(void* to, DType type, std::int64_t n, std::uint64_t state, float deviation, cudaStream_t stream);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <random>
 
 #include "core/error.hpp"
 #include "core/read.hpp"
@@ -177,12 +178,24 @@ Dataset synthetic_dataset(std::int64_t vocabulary, std::uint64_t seed) {
   return {"synthetic", std::int64_t{1} << 40, read};
 }
 
-Dataset open_dataset(const std::string& path, std::int64_t vocabulary, std::uint64_t seed) {
+Dataset random_dataset(std::int64_t vocabulary, std::uint64_t seed, std::int64_t length) {
+  const auto read = [vocabulary, seed, length](std::int64_t n) {
+    std::mt19937_64 random(seed * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(n));
+    Document d;
+    for (std::int64_t i = 0; i < length; ++i) d.tokens.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(vocabulary)));
+    d.labels = d.tokens;
+    return d;
+  };
+  return {"random", std::int64_t{1} << 40, read};
+}
+
+Dataset open_dataset(const std::string& path, std::int64_t vocabulary, std::uint64_t seed, std::int64_t length) {
+  if (path == "random") return random_dataset(vocabulary, seed, length);
   if (path.empty() || path == "synthetic") return synthetic_dataset(vocabulary, seed);
   const fs::path file(path);
   if (file.extension() == ".jsonl" || file.extension() == ".json") return jsonl_dataset(file, vocabulary);
   if (file.extension() == ".bin" || file.extension() == ".idx") return megatron_dataset(fs::path(file).replace_extension(), vocabulary);
-  throw InputError(path, "is no data file that is known", "x.jsonl with input_ids, x.bin beside x.idx, or the word synthetic");
+  throw InputError(path, "is no data file that is known", "x.jsonl with input_ids, x.bin beside x.idx, or one of the words synthetic and random");
 }
 
 }  // namespace moeplan

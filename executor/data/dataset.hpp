@@ -21,12 +21,15 @@ struct Dataset {
   std::function<Document(std::int64_t)> read;
 };
 
-/// By what the file is: "x.jsonl", "x.bin" or "x.idx" (its partner beside it), "synthetic". `vocabulary` bounds the ids.
-[[nodiscard]] Dataset open_dataset(const std::string& path, std::int64_t vocabulary, std::uint64_t seed);
+/// By what the file is: "x.jsonl", "x.bin" or "x.idx" (its partner beside it), "synthetic", or "random". `vocabulary` bounds the ids; `length`
+/// is a sequence's.
+[[nodiscard]] Dataset open_dataset(const std::string& path, std::int64_t vocabulary, std::uint64_t seed, std::int64_t length = 4096);
 
 [[nodiscard]] Dataset jsonl_dataset(const std::filesystem::path& file, std::int64_t vocabulary);
 [[nodiscard]] Dataset megatron_dataset(const std::filesystem::path& prefix, std::int64_t vocabulary);
 /// Runs that repeat with a period of a few tokens, so that there is something to learn.
 [[nodiscard]] Dataset synthetic_dataset(std::int64_t vocabulary, std::uint64_t seed);
+/// Uniform over the vocabulary, each document as long as a sequence: the work that a plan is priced for, with nothing to learn.
+[[nodiscard]] Dataset random_dataset(std::int64_t vocabulary, std::uint64_t seed, std::int64_t length);
 
 }  // namespace moeplan

@@ -60,14 +60,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
       p.counts = place.index(replicate_group(p.split)) == 0;
       if (!is_expert(p.split) && p.split == WeightSplit::none) p.counts = p.counts && place.index(Group::tensor) == 0;
       const Bytes value = held_bytes(p.held, p.held_shape()), full = held_bytes(DType::f32, p.held_shape());
-      if (keep == Keep::all || p.is_state()) {
-        p.value = backend.allocate(value, p.name);
-        (w.adapter ? bytes_.adapters : bytes_.weights) += value;
-      }
+      if (keep == Keep::all || p.is_state()) (w.adapter ? bytes_.adapters : bytes_.weights) += value;
       if (w.trained) {
-        p.gradient = backend.allocate(full, p.name + " gradient");
-        p.first_moment = backend.allocate(full, p.name + " first moment");
-        p.second_moment = backend.allocate(full, p.name + " second moment");
         bytes_.gradients += full;
         bytes_.optimizer += full * 2;
         bytes_.trained_elements += p.held_shape().elements();
@@ -76,6 +70,52 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
       index_.back().push_back(all_.size());
       all_.push_back(std::move(p));
     }
+  }
+  allocate(backend, keep);
+}
+
+/// One piece of memory for all frozen tensors and one for each kind of trained state: a device rounds every allocation up to 2 MiB, and the
+/// optimizer is one call instead of hundreds.
+void Parameters::allocate(Backend& backend, Keep keep) {
+  const bool null = backend.name() == "null";
+  constexpr std::int64_t alignment = 256;
+  const auto piece = [&](const Backend::Memory& whole, std::int64_t at) {
+    return Backend::Memory(whole, whole.get() + (null ? 0 : at));
+  };
+  std::int64_t frozen = 0;
+  std::vector<std::int64_t> at(all_.size());
+  std::vector<std::size_t> run_of(all_.size());
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    const Parameter& p = all_[i];
+    if (!p.trained) {
+      at[i] = frozen;
+      if (keep == Keep::all || p.is_state()) frozen += ceil_div(held_bytes(p.held, p.held_shape()).value, alignment) * alignment;
+      continue;
+    }
+    std::size_t r = 0;
+    while (r < runs_.size() && (runs_[r].held != p.held || runs_[r].counts != p.counts)) ++r;
+    if (r == runs_.size()) runs_.push_back({.held = p.held, .counts = p.counts, .value = {}, .gradient = {}, .first_moment = {}, .second_moment = {}});
+    run_of[i] = r, at[i] = runs_[r].elements;
+    runs_[r].elements += ceil_div(p.held_shape().elements(), alignment) * alignment;
+  }
+  const Backend::Memory weights = backend.allocate({frozen}, "frozen weights");
+  for (TrainedRun& run : runs_) {
+    run.value = backend.allocate({plain_bytes(run.held) * run.elements}, "trained weights");
+    run.gradient = backend.allocate({4 * run.elements}, "gradients");
+    run.first_moment = backend.allocate({4 * run.elements}, "first moments");
+    run.second_moment = backend.allocate({4 * run.elements}, "second moments");
+  }
+  for (std::size_t i = 0; i < all_.size(); ++i) {
+    Parameter& p = all_[i];
+    if (!p.trained) {
+      if (keep == Keep::all || p.is_state()) p.value = piece(weights, at[i]);
+      continue;
+    }
+    const TrainedRun& run = runs_[run_of[i]];
+    p.value = piece(run.value, plain_bytes(run.held) * at[i]);
+    p.gradient = piece(run.gradient, 4 * at[i]);
+    p.first_moment = piece(run.first_moment, 4 * at[i]);
+    p.second_moment = piece(run.second_moment, 4 * at[i]);
   }
 }
 

@@ -39,6 +39,15 @@ struct Parameter {
 /// What of the parameters gets memory.
 enum class Keep : std::uint8_t { all, state };
 
+/// Trained tensors that lie one after the other, each from a multiple of 256 bytes on; between them are zeros, which gradients and moments of
+/// zero keep. What treats all elements alike (clearing, norm, optimizer) takes them as one.
+struct TrainedRun {
+  DType held = DType::f32;
+  bool counts = true;   ///< as of its parameters
+  std::int64_t elements = 0;
+  Backend::Memory value, gradient, first_moment, second_moment;
+};
+
 class Parameters {
  public:
   /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep, by name.
@@ -48,6 +57,7 @@ class Parameters {
 
   [[nodiscard]] std::vector<Parameter>& all() { return all_; }
   [[nodiscard]] const std::vector<Parameter>& all() const { return all_; }
+  [[nodiscard]] std::vector<TrainedRun>& runs() { return runs_; }
   /// The entry of weight `w` of a slot.
   [[nodiscard]] std::size_t of(std::size_t slot, WeightId w) const { return index_[slot][static_cast<std::size_t>(w)]; }
   [[nodiscard]] Parameter* find(const std::string& name);
@@ -55,7 +65,10 @@ class Parameters {
   [[nodiscard]] StateBytes bytes() const { return bytes_; }
 
  private:
+  void allocate(Backend& backend, Keep keep);
+
   RankPlace place_;
+  std::vector<TrainedRun> runs_;
   std::vector<Parameter> all_;
   std::vector<std::vector<std::size_t>> index_;
   std::map<std::string, std::size_t> by_name_;

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "core/error.hpp"
+#include "executor/backend/convert.hpp"
 #include "executor/ranks/runnable.hpp"
 
 namespace moeplan {
@@ -36,6 +37,10 @@ void merge(std::vector<RoutingReport>& into, const std::vector<RoutingReport>& f
   }
 }
 
+/// Elements of one call of the optimizer: whole runs, but not beyond what a call counts; where values are converted, what that takes is held.
+constexpr std::int64_t kMostElements = std::int64_t{1} << 30, kMostConverted = std::int64_t{1} << 24;
+constexpr std::int64_t kSquares = 64;   ///< bytes of the step size; the sums of squares lie behind it
+
 }  // namespace
 
 double learning_rate(const TrainOptions& o, std::int64_t step) {
@@ -57,34 +62,45 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
   if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism);
   parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{});
   walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk, ranks(), progress);
-  std::int64_t largest = 1;
-  for (const Parameter& p : parameters_->all())
-    if (p.trained) largest = std::max(largest, p.held_shape().elements());
-  scratch_elements_ = largest;
-  scratch_ = backend.allocate({64 + 4 * largest}, "optimizer scratch");
+  // Values held as f32 are updated where they lie; others pass through memory of a piece's size.
+  std::int64_t written = 0;
+  for (std::size_t r = 0; r < parameters_->runs().size(); ++r) {
+    const TrainedRun& run = parameters_->runs()[r];
+    const std::int64_t most = run.held == DType::f32 ? kMostElements : kMostConverted;
+    for (std::int64_t at = 0; at < run.elements; at += most) {
+      pieces_.push_back({r, at, std::min(most, run.elements - at)});
+      if (run.held != DType::f32) written = std::max(written, pieces_.back().count);
+    }
+  }
+  scratch_bytes_ = {kSquares + 4 * static_cast<std::int64_t>(pieces_.size()) + 256 + 4 * written};
+  scratch_ = backend.allocate(scratch_bytes_, "optimizer scratch");
+  device_peak_ = backend.device_memory();
+}
+
+TensorView Trainer::piece_view(const Piece& piece, const Backend::Memory& memory, DType type) const {
+  return {memory.get() + (backend_.name() == "null" ? 0 : piece.first * plain_bytes(type)), type, {piece.count}};
 }
 
 void Trainer::zero_gradients() {
-  for (Parameter& p : parameters_->all())
-    if (p.trained) backend_.clear(p.gradient_view());
+  for (TrainedRun& run : parameters_->runs()) backend_.clear({run.gradient.get(), DType::f32, {run.elements}});
 }
 
 /// Of what this rank answers for: each element of the model counts on one rank.
 double Trainer::squared_gradients() {
-  const TensorView sum{scratch_.get(), DType::f32, {1}};
-  double total = 0;
-  for (const Parameter& p : parameters_->all()) {
-    if (!p.trained || !p.counts) continue;
-    const std::int64_t n = p.held_shape().elements();
-    TensorView gradient = p.gradient_view();
-    gradient.shape = {n};
-    backend_.call({op::GradNorm{.elements = n}, Pass::forward, {}}, std::array{gradient, sum},
-                  std::array<TensorView, 2>{}, {});
-    float squares = 0;
-    backend_.wait();
-    backend_.read(sum, std::span(&squares, 1));
-    total += static_cast<double>(squares);
+  const bool null = backend_.name() == "null";
+  std::vector<float> squares(pieces_.size());
+  const TensorView sums{scratch_.get() + (null ? 0 : kSquares), DType::f32, {static_cast<std::int64_t>(pieces_.size())}};
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const TrainedRun& run = parameters_->runs()[pieces_[i].run];
+    const TensorView sum{sums.data + (null ? 0 : 4 * i), DType::f32, {1}};
+    backend_.call({op::GradNorm{.elements = pieces_[i].count}, Pass::forward, {}},
+                  std::array{piece_view(pieces_[i], run.gradient, DType::f32), sum}, std::array<TensorView, 2>{}, {});
   }
+  backend_.wait();
+  if (!squares.empty()) backend_.read(sums, squares);
+  double total = 0;
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    if (parameters_->runs()[pieces_[i].run].counts) total += static_cast<double>(squares[i]);
   return total;
 }
 
@@ -127,19 +143,20 @@ void Trainer::update(double rate, double clipping) {
   const TensorView step_size{scratch_.get(), DType::f32, {3}};
   backend_.write(step_size,
                  std::array{static_cast<float>(rate), static_cast<float>(clipping), static_cast<float>(done_ + 1)});
-  for (Parameter& p : parameters_->all()) {
-    if (!p.trained) continue;
-    const std::int64_t n = p.held_shape().elements();
-    const op::AdamW call{.elements = n,
+  const std::int64_t behind_sums = (kSquares + 4 * static_cast<std::int64_t>(pieces_.size()) + 255) / 256 * 256;
+  for (const Piece& piece : pieces_) {
+    const TrainedRun& run = parameters_->runs()[piece.run];
+    const op::AdamW call{.elements = piece.count,
                          .weight = DType::f32,
                          .beta1 = options_.beta1,
                          .beta2 = options_.beta2,
                          .epsilon = options_.epsilon,
                          .weight_decay = options_.weight_decay};
-    const Shape flat{n};
-    const TensorView g{p.gradient.get(), DType::f32, flat}, w{p.value.get(), p.held, flat},
-        m{p.first_moment.get(), DType::f32, flat}, v{p.second_moment.get(), DType::f32, flat};
-    const TensorView written{scratch_.get() + (null ? 0 : 64), DType::f32, flat};
+    const TensorView g = piece_view(piece, run.gradient, DType::f32), w = piece_view(piece, run.value, run.held),
+                     m = piece_view(piece, run.first_moment, DType::f32),
+                     v = piece_view(piece, run.second_moment, DType::f32);
+    // The weights written are the master's: the same numbers to the same place.
+    const TensorView written = run.held == DType::f32 ? w : TensorView{scratch_.get() + (null ? 0 : behind_sums), DType::f32, {piece.count}};
     backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written},
                   std::array<TensorView, 9>{}, {});
   }
@@ -191,6 +208,7 @@ StepReport Trainer::step(const std::vector<Batch>& batches) {
   }
   backend_.wait();
   ++done_;
+  device_peak_.value = std::max(device_peak_.value, backend_.device_memory().value);
   std::int64_t copies = 0, dropped = 0;
   for (const RoutingReport& r : report.routing) {
     std::int64_t sum = 0, most = 0;
@@ -222,6 +240,8 @@ MemoryBreakdown Trainer::memory() const {
   out[MemoryCategory::optimizer] += state.optimizer;
   out[MemoryCategory::allocator_reserve] = walk_->arena().size - walk_->arena().peak;
   out[MemoryCategory::communication] += walk_->staging();
+  out[MemoryCategory::workspace] += backend_.beside();
+  if (device_peak_.value > 0) out[MemoryCategory::runtime_context] += device_peak_ - out.peak();
   out.peak_at = walk_->arena().peak_at;
   return out;
 }

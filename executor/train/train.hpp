@@ -55,10 +55,17 @@ class Trainer {
   [[nodiscard]] const Program& program() const { return program_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] RankGroups* ranks() { return ranks_ ? &*ranks_ : nullptr; }
-  /// Memory held, by category; `at_peak` of the arena's activations.
+  /// Memory held, by category; `at_peak` of the arena's activations. Where a driver says what is taken of the device, the sum is its figure
+  /// at the worst moment: what nobody here allocated is the run time's context.
   [[nodiscard]] MemoryBreakdown memory() const;
 
  private:
+  /// Elements [first, first + count) of a run: as many as one call of the optimizer takes.
+  struct Piece {
+    std::size_t run = 0;
+    std::int64_t first = 0, count = 0;
+  };
+  [[nodiscard]] TensorView piece_view(const Piece& piece, const Backend::Memory& memory, DType type) const;
   void zero_gradients();
   double squared_gradients();
   void reduce_report(StepReport& report, double& squares);
@@ -74,8 +81,10 @@ class Trainer {
   std::optional<RankGroups> ranks_;
   std::optional<Parameters> parameters_;
   std::optional<Walk> walk_;
-  Backend::Memory scratch_;  ///< step size, sum of squares, written weights of the largest tensor
-  std::int64_t scratch_elements_ = 0;
+  Backend::Memory scratch_;   ///< step size, sums of squares, written weights of a piece
+  Bytes scratch_bytes_{};
+  std::vector<Piece> pieces_;
+  Bytes device_peak_{};       ///< what the driver said was taken when most was
   std::int64_t done_ = 0;
 };
 

@@ -57,89 +57,8 @@ TensorView Walk::weight_view(std::int32_t slot, WeightId w) const {
   return p.view();
 }
 
-std::span<const std::int64_t> Walk::rows_of_experts(std::int32_t slot, std::size_t ordinal, std::int64_t experts,
-                                                    const MicroBatchState& state) const {
-  if (plan_.parallelism.ep > 1) return state.routes[index(slot)].at(ordinal).rows_of_expert;
-  return std::span(state.kept_rows[index(slot)])
-      .subspan(ordinal * static_cast<std::size_t>(experts), static_cast<std::size_t>(experts));
-}
-
-void Walk::feed(const Instance& i, MicroBatchState& state) {
-  const Batch& batch = *state.batch;
-  const Block& b = block_of(i.slot);
-  const std::int64_t tokens = static_cast<std::int64_t>(batch.tokens.size());
-  const auto floats = [](const auto& v) { return std::vector<float>(v.begin(), v.end()); };
-  state.feeds.clear();
-  std::byte* at = state.outside.get();
-  const auto put = [&](const char* name, std::int64_t offset, const std::vector<float>& values, DType type) {
-    const TensorView view{
-        at + (backend_.name() == "null" ? 0 : offset), type, {static_cast<std::int64_t>(values.size())}};
-    backend_.write(view, values);
-    state.feeds[name] = view;
-  };
-  put("token_ids", 0, floats(batch.tokens), DType::i32);
-  put("labels", 4 * tokens, floats(batch.labels), DType::i32);
-  std::vector<float> positions;
-  for (std::int64_t t = 0, begin = 0, next = 0; t < tokens; ++t) {
-    if (batch.starts.empty())
-      begin = t / problem_.workload.sequence_length * problem_.workload.sequence_length;
-    else
-      while (next < static_cast<std::int64_t>(batch.starts.size()) && batch.starts[static_cast<std::size_t>(next)] <= t)
-        begin = batch.starts[static_cast<std::size_t>(next++)];
-    positions.push_back(static_cast<float>(t - begin));
-  }
-  put("positions", 8 * tokens, positions, DType::i32);
-  if (!batch.starts.empty()) put("starts", 12 * tokens, floats(batch.starts), DType::i32);
-  if (!program_.chunks.front().receives)
-    backend_.write(value_view(i.slot, arena_.lane(i.micro_batch).slots[0].forward, b.inputs.front(), {tokens}, state),
-                   floats(batch.tokens));
-}
-
-void Walk::record_routing(std::int32_t slot, std::size_t ordinal, const op::Router& op,
-                          std::span<const TensorView> views, MicroBatchState& state) {
-  const Operands contract = op.operands();
-  const auto read = [&](std::string_view name) {
-    std::vector<float> out;
-    for (std::size_t o = 0; o < contract.size(); ++o)
-      if (contract[o].name == name)
-        out.resize(static_cast<std::size_t>(contract[o].shape.elements())), backend_.read(views[o], out);
-    return out;
-  };
-  backend_.wait();  // the counts are data: the host waits for them before it can size the experts' calls
-  const std::vector<float> counts = read("counts"), scores = read("scores");
-  RoutingReport report{.layer = program_.slots[index(slot)].layer, .counts = {}};
-  for (const float c : counts) report.counts.push_back(static_cast<std::int64_t>(c));
-  const std::int64_t rows = op.tokens * op.top_k;
-  const auto bound =
-      options_.capacity_factor > 0
-          ? std::max<std::int64_t>(
-                1, static_cast<std::int64_t>(std::ceil(options_.capacity_factor * static_cast<double>(rows) /
-                                                       static_cast<double>(op.experts))))
-          : rows;
-  std::vector<std::int64_t> kept;
-  for (std::int64_t e = 0; e < op.experts; ++e) {
-    kept.push_back(std::min(report.counts[static_cast<std::size_t>(e)], bound));
-    report.dropped += report.counts[static_cast<std::size_t>(e)] - kept.back();
-  }
-  const double all = static_cast<double>(op.experts + op.zero_experts);
-  for (std::int64_t t = 0; t < op.tokens; ++t) {
-    double sum = 0, inner = 0;
-    for (std::int64_t e = 0; e < op.experts + op.zero_experts; ++e) {
-      const double s = scores[static_cast<std::size_t>(t * (op.experts + op.zero_experts) + e)];
-      sum += s;
-      inner += s * static_cast<double>(report.counts[static_cast<std::size_t>(e)]);
-    }
-    if (sum > 0) report.balance += all * inner / sum / (static_cast<double>(rows) * static_cast<double>(op.tokens));
-  }
-  auto& mine = state.kept_rows[index(slot)];
-  if (mine.size() <= ordinal * static_cast<std::size_t>(op.experts))
-    mine.resize((ordinal + 1) * static_cast<std::size_t>(op.experts));
-  std::copy(kept.begin(), kept.end(), mine.begin() + static_cast<std::ptrdiff_t>(ordinal) * op.experts);
-  state.result.routing.push_back(std::move(report));
-}
-
 void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
-                   MicroBatchState& state) {
+                   std::int32_t workspace, MicroBatchState& state) {
   const OpCall& lowered = std::get<OpCall>(n.call);
   const Batch& batch = *state.batch;
   const Operands contract = operands(lowered.op);
@@ -157,9 +76,8 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (lowered.pass == Pass::forward) return;  // views
     // Pieces that lie in dx already are there; others are copied, and what nobody sent is zero.
     for (std::size_t o = 1; o < contract.size(); ++o) {
-      const std::vector<std::int32_t> columns = piece_columns(*split, o - 1);
       TensorView slice = gradients[0];
-      slice.shape = contract[o].shape, slice.columns = &columns, slice.base_columns = split_columns(*split);
+      slice.shape = contract[o].shape, slice.columns = &notes_of(i.slot).pieces.at(&n)[o - 1], slice.base_columns = split_columns(*split);
       if (!gradients[o].present())
         backend_.clear(slice);
       else if (gradients[o].data != gradients[0].data)
@@ -172,14 +90,22 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (auto with_starts = packed(call.op, static_cast<std::int64_t>(batch.starts.size()) - 1)) {
       call.op = std::move(with_starts->op);
       views.insert(views.begin() + static_cast<std::ptrdiff_t>(with_starts->at),
-                   state.feeds.at(with_starts->positions ? "positions" : "starts"));
+                   state.feeds.at(with_starts->positions                                        ? "positions"
+                                  : operands(call.op)[with_starts->at].dtype == DType::i64 ? "long_starts"
+                                                                                           : "starts"));
       gradients.insert(gradients.begin() + static_cast<std::ptrdiff_t>(with_starts->at), TensorView{});
     }
   CallContext context;
   if (const op::GroupedLinear* experts = std::get_if<op::GroupedLinear>(&call.op)) {
-    context.rows_of_expert = rows_of_experts(i.slot, routed.ordinal, experts->experts, state);
     std::int64_t rows = 0;
-    for (const auto r : context.rows_of_expert) rows += r;
+    if (hosted_) {
+      context.rows_of_expert = rows_of_experts(i.slot, routed.ordinal, experts->experts, state);
+      for (const auto r : context.rows_of_expert) rows += r;
+    } else {   // every copy has its row, whoever it went to
+      const RouterAt& router = router_at(i.slot, routed.ordinal);
+      context.expert_rows = tally_view(state, router, false, experts->experts);
+      rows = router.op.tokens * router.op.top_k;
+    }
     if (rows > experts->rows)
       throw std::runtime_error(fmt::format("slot {}: {} routed rows, its buffer holds {} (overflow action: stop)",
                                            i.slot, rows, experts->rows));
@@ -195,10 +121,12 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
   } else if (std::holds_alternative<op::Router>(call.op)) {
     context.auxiliary = options_.auxiliary * static_cast<double>(state.share);
   }
+  if (workspace >= 0) {
+    context.workspace = buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});
+  }
   backend_.call(call, views, gradients, context);
-  if (const op::Router* router = std::get_if<op::Router>(&lowered.op);
-      router && lowered.pass == Pass::forward && !n.recompute)
-    record_routing(i.slot, routed.ordinal, *router, views, state);
+  if (std::holds_alternative<op::Router>(lowered.op) && lowered.pass == Pass::forward && !n.recompute)
+    tally(i.slot, routed.ordinal, views, state);
   if (observer_) observer_({n, i.slot, i.micro_batch, views});
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -14,9 +13,8 @@ namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+/// Recordings kept; a packed data set has many numbers of sequences, and each recording takes memory.
+constexpr std::size_t kMostRecordings = 4;
 
 }  // namespace
 
@@ -41,16 +39,23 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
     note_block(b);
   }
   arena_ = plan_arena(
-      program, problem, [&](DType t) { return backend.held(t); }, plan.parallelism);
+      program, problem, [&](DType t) { return backend.held(t); }, plan.parallelism,
+      [&](const OpCall& call) { return backend.workspace(call); });
   memory_ = backend.allocate(arena_.size, "arena");
   const std::int64_t tokens = plan.micro_batch * problem.workload.sequence_length;
   if (tokens > (1 << 24))
     throw InputError("plan.micro_batch",
                      fmt::format("{} tokens in a micro-batch; row numbers are exact up to 2^24", tokens),
                      "a smaller micro-batch or sequence");
+  hosted_ = plan.parallelism.ep > 1 || options_.capacity_factor > 0;
+  place_routers();
+  for (auto [at, bytes] : {std::pair{&outside_.token_ids, 4 * tokens}, {&outside_.labels, 4 * tokens}, {&outside_.positions, 4 * tokens},
+                           {&outside_.starts, 4 * tokens + 4}, {&outside_.long_starts, 8 * tokens + 8}, {&outside_.share, std::int64_t{4}}, {&outside_.loss, std::int64_t{4}}})
+    *at = outside_.bytes, outside_.bytes += (bytes + 255) / 256 * 256;
   lanes_.resize(arena_.lanes.size());
   for (MicroBatchState& lane : lanes_) {
-    lane.outside = backend.allocate({24 * tokens + 64}, "labels and boundaries");
+    lane.outside = backend.allocate({outside_.bytes}, "labels and boundaries");
+    lane.tallies = backend.allocate({8 * tallies_}, "tallies of the routers");
     lane.kept_rows.resize(program.slots.size());
     lane.routes.resize(program.slots.size());
   }
@@ -104,6 +109,7 @@ void Walk::note_block(const Block& b) {
     notes.backward.push_back(routed(n, false));
     const op::Split* split = is_split(n);
     if (!split) continue;
+    for (std::size_t w = 0; w + 1 < split->operands().size(); ++w) notes.pieces[&n].push_back(piece_columns(*split, w));
     if (n.recompute) {
       for (std::size_t w = 0; w < n.writes.size(); ++w) view(n.writes[w], n.reads.front(), *split, w);
       continue;
@@ -132,13 +138,23 @@ void Walk::tell(const char* phase) {
 }
 
 void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
-                MicroBatchState& state) {
-  const double begin = clock_ ? seconds_now() - began_ : 0;
+                std::int32_t workspace, MicroBatchState& state) {
+  if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
   if (std::holds_alternative<OpCall>(n.call))
-    compute(i, n, routed, place, state);
+    compute(i, n, routed, place, workspace, state);
   else if (std::holds_alternative<CommCall>(n.call))
     communicate(i, n, routed, place, state);
-  if (clock_) backend_.wait(), clock_(i, n, begin, seconds_now() - began_);
+  if (clock_) backend_.stamp();
+}
+
+/// Two stamps a call, in order.
+void Walk::tell_clock() {
+  if (!clock_) return;
+  const std::vector<double> at = backend_.stamps();
+  for (std::size_t c = 0; c < timed_.size(); ++c)
+    clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[2 * c], clocked_ + at[2 * c + 1]);
+  if (!at.empty()) clocked_ += at.back();
+  timed_.clear();
 }
 
 /// Gradients of stored blocks and shared values meet those that other slots have sent.
@@ -156,20 +172,26 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
   flush_sends();
   if (i.phase == Phase::forward) {
     tell("forward");
-    if (i.slot == program_.chunks.front().first) feed(i, state);
-    for (std::size_t n = 0; n < b.forward.size(); ++n) node(i, b.forward[n], notes.forward[n], place.forward, state);
+    if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {
+      const std::int64_t tokens = plan_.micro_batch * problem_.workload.sequence_length;
+      backend_.copy(outside_view(state, outside_.token_ids, DType::i32, tokens), value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
+    }
+    for (std::size_t n = 0; n < b.forward.size(); ++n)
+      node(i, b.forward[n], notes.forward[n], place.forward, place.forward.workspace[n], state);
   } else if (i.phase == Phase::weight_backward) {
     tell("backward of weights");
     for (std::size_t n = 0; n < b.weight_backward.size(); ++n)
-      node(i, b.weight_backward[n], notes.weight_backward[n], place.backward, state);
+      node(i, b.weight_backward[n], notes.weight_backward[n], place.backward,
+           place.backward.workspace[b.backward.size() + n], state);
     add_gradients(i, state);
   } else {
     tell("backward");
     if (index(i.slot) + 1 == program_.slots.size() && ends_model())
       for (const ValueId g : b.output_grads)
-        if (g >= 0) backend_.write(value_view(i.slot, place.backward, g, {1}, state), std::array{state.share});
+        if (g >= 0)
+          backend_.copy(outside_view(state, outside_.share, DType::f32, 1), value_view(i.slot, place.backward, g, {1}, state));
     for (std::size_t n = 0; n < b.backward.size(); ++n)
-      node(i, b.backward[n], notes.backward[n], place.backward, state);
+      node(i, b.backward[n], notes.backward[n], place.backward, place.backward.workspace[n], state);
     add_carried(i);
     if (b.weight_backward.empty()) add_gradients(i, state);
   }
@@ -179,6 +201,7 @@ void Walk::begin(MicroBatchState& state, const Batch& batch, float share) {
   state.batch = &batch;
   state.share = share;
   state.result = {};
+  feed(state);
 }
 
 void Walk::step(std::size_t at, MicroBatchState& state) {
@@ -193,12 +216,9 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
       break;
     case Phase::forward:
       pass(i, state);
-      if (index(i.slot) + 1 == program_.slots.size() && ends_model()) {
-        backend_.wait();
-        backend_.read(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
-                                 block_of(i.slot).outputs.front(), {1}, state),
-                      std::span(&state.result.loss, 1));
-      }
+      if (index(i.slot) + 1 == program_.slots.size() && ends_model())
+        backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward, block_of(i.slot).outputs.front(), {1}, state),
+                      outside_view(state, outside_.loss, DType::f32, 1));
       break;
     case Phase::backward:
     case Phase::weight_backward:
@@ -217,12 +237,40 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
   }
 }
 
+/// What a backend can record it queues in one piece from the second time on: nothing that is queued depends on the batch but by the numbers
+/// in memory and by how many sequences are packed.
+void Walk::queue(std::int32_t micro_batch, const Batch& batch, const std::function<void()>& work) {
+  if (ranks_ || observer_ || hosted_) return work();
+  std::vector<std::int64_t> what;
+  for (std::size_t at = 0; at < program_.instances.size(); ++at)
+    if (const Instance& i = program_.instances[at]; i.micro_batch == micro_batch)
+      what.insert(what.end(), {static_cast<std::int64_t>(i.phase), i.slot, arena_.gathered[at]});
+  Recorded& known = recorded_[{std::move(what), batch.starts.size()}];
+  if (!known.performed) {
+    known.performed = true;
+    return work();
+  }
+  if (clock_) {   // with the stamps in it, for this time
+    const Backend::Recording timed = backend_.record(work);
+    if (!timed) return timed_.clear(), work();
+    return timed();
+  }
+  if (!known.play && recordings_ < kMostRecordings) known.play = backend_.record(work), ++recordings_;
+  if (known.play) known.play();
+  else work();
+}
+
 float Walk::run(std::int32_t micro_batch, const Batch& batch, float share) {
-  if (clock_ && micro_batch == 0) began_ = seconds_now();
+  if (micro_batch == 0) clocked_ = 0;
   MicroBatchState& state = lanes_.size() == 1 ? lanes_.front() : lanes_[index(micro_batch)];
   begin(state, batch, share);
-  for (std::size_t at = 0; at < program_.instances.size(); ++at)
-    if (program_.instances[at].micro_batch == micro_batch) step(at, state);
+  tell("forward");
+  queue(micro_batch, batch, [&] {
+    for (std::size_t at = 0; at < program_.instances.size(); ++at)
+      if (program_.instances[at].micro_batch == micro_batch) step(at, state);
+  });
+  tell_clock();
+  finish(state);
   return state.result.loss;
 }
 
@@ -236,12 +284,16 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
     }
     return out;
   }
-  if (clock_) began_ = seconds_now();
+  clocked_ = 0;
   for (std::size_t j = 0; j < batches.size(); ++j) begin(lanes_[j], batches[j], shares[j]);
   for (std::size_t at = 0; at < program_.instances.size(); ++at)
     if (const std::int32_t j = program_.instances[at].micro_batch; j >= 0) step(at, lanes_[index(j)]);
   flush_sends();
-  for (const MicroBatchState& lane : lanes_) out.push_back(lane.result);
+  tell_clock();
+  for (MicroBatchState& lane : lanes_) {
+    finish(lane);
+    out.push_back(lane.result);
+  }
   return out;
 }
 
@@ -252,6 +304,7 @@ float Walk::evaluate(const Batch& batch) {
   for (std::size_t at = 0; at < program_.instances.size() && program_.instances[at].phase != Phase::backward; ++at)
     if (program_.instances[at].micro_batch == 0) step(at, state);
   std::fill(gathered_.begin(), gathered_.end(), -1);
+  finish(state);
   return state.result.loss;
 }
 

@@ -50,8 +50,8 @@ struct MicroBatchResult {
 class Walk {
  public:
   using Observer = std::function<void(const CallRecord&)>;
-  using Clock = std::function<void(const Instance&, const BlockNode&, double begin,
-                                   double end)>;  ///< seconds since the walk began
+  /// Seconds since the walk began, by the backend's clock; called once the micro-batch is done.
+  using Clock = std::function<void(const Instance&, const BlockNode&, double begin, double end)>;
 
   /// Refuses, by name, operators that the backend lacks, and what the program does not say how to run. `ranks` is null
   /// for a plan of one rank. `progress` is told the phases.
@@ -88,16 +88,29 @@ class Walk {
     std::vector<std::vector<std::int32_t>> columns;  ///< per value: columns in its root; empty for what is no view
     std::vector<std::int64_t> root_columns;
     std::vector<RoutedCall> forward, backward, weight_backward;  ///< per node
+    std::map<const BlockNode*, std::vector<std::vector<std::int32_t>>> pieces;   ///< columns of a split's pieces, for its backward
     GatherLayout gathered;
+  };
+  /// A router of this stage and where its tallies begin.
+  struct RouterAt {
+    std::int32_t slot = -1;
+    op::Router op;
+    std::int64_t first = 0;
+    [[nodiscard]] std::int64_t choices() const { return op.experts + op.zero_experts; }
+  };
+  /// The batch's own data in the backend's memory, not the plan's: bytes from the start.
+  struct OutsideLayout {
+    std::int64_t token_ids = 0, labels = 0, positions = 0, starts = 0, long_starts = 0, share = 0, loss = 0, bytes = 0;
   };
   /// A micro-batch between forward and backward.
   struct MicroBatchState {
     const Batch* batch = nullptr;
     float share = 0;
-    Backend::Memory outside;                  ///< labels, positions, boundaries: the batch's own, not the plan's
+    Backend::Memory outside;                  ///< labels, positions, boundaries, share, loss
+    Backend::Memory tallies;                  ///< of the routers: choices of each expert (i32), then shares of the scores (f32)
     std::map<std::string, TensorView> feeds;  ///< by input name
     std::vector<std::vector<std::int64_t>>
-        kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens after drops
+        kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens after drops, where the host needs them
     std::vector<std::vector<Routes>> routes;  ///< per slot, by router; with expert ranks only
     MicroBatchResult result;
   };
@@ -105,10 +118,13 @@ class Walk {
   void begin(MicroBatchState& state, const Batch& batch, float share);
   void step(std::size_t at, MicroBatchState& state);
   void pass(const Instance& i, MicroBatchState& state);
+  void finish(MicroBatchState& state);
+  void queue(std::int32_t micro_batch, const Batch& batch, const std::function<void()>& work);
+  void tell_clock();
   void node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
-            MicroBatchState& state);
+            std::int32_t workspace, MicroBatchState& state);
   void compute(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
-               MicroBatchState& state);
+               std::int32_t workspace, MicroBatchState& state);
   void communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                    MicroBatchState& state);
   void exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
@@ -122,14 +138,18 @@ class Walk {
   [[nodiscard]] TensorView gathered_view(std::int32_t slot, WeightId w, std::int64_t elements) const;
   [[nodiscard]] std::span<const std::int64_t> rows_of_experts(std::int32_t slot, std::size_t ordinal,
                                                               std::int64_t experts, const MicroBatchState& state) const;
-  void feed(const Instance& i, MicroBatchState& state);
+  [[nodiscard]] TensorView outside_view(const MicroBatchState& state, std::int64_t at, DType type, std::int64_t count) const;
+  [[nodiscard]] TensorView tally_view(const MicroBatchState& state, const RouterAt& router, bool shares, std::int64_t count) const;
+  [[nodiscard]] const RouterAt& router_at(std::int32_t slot, std::size_t ordinal) const;
+  void place_routers();
+  void feed(MicroBatchState& state);
   void gather_weights(std::int32_t slot, std::int32_t buffer);
   void add_carried(const Instance& i);
   void add_gradients(const Instance& i, const MicroBatchState& state);
   void reduce_gradients(const Instance& i, const MicroBatchState& state);
   [[nodiscard]] bool reduces(const Parameter& p) const;
-  void record_routing(std::int32_t slot, std::size_t ordinal, const op::Router& op,
-                      std::span<const TensorView> operands, MicroBatchState& state);
+  [[nodiscard]] std::int64_t kept(const op::Router& op, std::int64_t choices) const;
+  void tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void find_staging();
   void tell(const char* phase);
   [[nodiscard]] bool ends_model() const;
@@ -155,11 +175,24 @@ class Walk {
   std::vector<BlockNotes> notes_;
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
   std::vector<MicroBatchState> lanes_;
+  OutsideLayout outside_;
+  std::vector<RouterAt> routers_;
+  std::vector<std::size_t> first_router_;   ///< per slot
+  std::int64_t tallies_ = 0;                ///< entries over all routers
+  bool hosted_ = false;   ///< the host sizes the experts' calls: rows cross ranks, or are dropped
+  /// What a micro-batch queues, once performed: again at one go. By what its instances are and how many sequences are packed.
+  struct Recorded {
+    bool performed = false;
+    Backend::Recording play;
+  };
+  std::map<std::pair<std::vector<std::int64_t>, std::size_t>, Recorded> recorded_;
+  std::size_t recordings_ = 0;
   std::vector<Transfer> sending_;  ///< messages to other stages that go with the next receive
   std::vector<RoutesOf> step_routes_;
   Observer observer_;
   Clock clock_;
-  double began_ = 0;
+  std::vector<std::pair<const Instance*, const BlockNode*>> timed_;
+  double clocked_ = 0;   ///< seconds of the micro-batches before
 };
 
 }  // namespace moeplan

@@ -8,9 +8,9 @@ namespace moeplan::reference {
 template <class T>
 void forward(const op::GradNorm& op, const Frame<T>& f) {
   const auto g = f["gradient"];
-  T sum = 0;
-  for (std::int64_t i = 0; i < op.elements; ++i) sum += g[i] * g[i];
-  f["sum_of_squares"][0] = sum;
+  double sum = 0;   // millions of them
+  for (std::int64_t i = 0; i < op.elements; ++i) sum += static_cast<double>(g[i]) * static_cast<double>(g[i]);
+  f["sum_of_squares"][0] = static_cast<T>(sum);
 }
 
 template <class T>

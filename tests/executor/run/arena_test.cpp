@@ -52,8 +52,8 @@ INSTANTIATE_TEST_SUITE_P(Plans, Arena,
                          [](const auto& each) { return "case_" + std::to_string(each.index); });
 
 TEST(ArenaLayout, ReusesThePlaceOfWhatHasEnded) {
-  std::vector<ArenaBuffer> buffers{{.name = "a", .bytes = {64}, .first = 0, .last = 1}, {.name = "b", .bytes = {64}, .first = 1, .last = 2}, {.name = "c", .bytes = {64}, .first = 2, .last = 3}};
-  EXPECT_EQ(place_buffers(buffers).value, 128);
+  std::vector<ArenaBuffer> buffers{{.name = "a", .bytes = {256}, .first = 0, .last = 1}, {.name = "b", .bytes = {256}, .first = 1, .last = 2}, {.name = "c", .bytes = {256}, .first = 2, .last = 3}};
+  EXPECT_EQ(place_buffers(buffers).value, 512);
   EXPECT_EQ(buffers[0].offset, buffers[2].offset);
 }
 
