@@ -56,8 +56,9 @@ std::string host_name() {
 Output run_ranks_here(const Context& context, const RunOptions& options, const LoadedPlan& loaded, const OpenBackend& opened, Communicator* world, Progress* progress) {
   const Problem& problem = loaded.problem;
   refuse_what_cannot_run(problem, loaded.plan, *opened.backend, options.train.walk, options.ranks);
-  const MemoryBreakdown predicted =
-      memory(lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0), problem, loaded.plan);
+  const Program program = lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0);
+  MemoryBreakdown predicted = memory(program, problem, loaded.plan);
+  predicted[MemoryCategory::weights] += held_beyond_plan(program, *opened.backend);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");

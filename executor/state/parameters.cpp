@@ -119,6 +119,15 @@ void Parameters::allocate(Backend& backend, Keep keep) {
   }
 }
 
+Bytes held_beyond_plan(const Program& program, const Backend& backend) {
+  Bytes out{};
+  for (const Slot& slot : program.slots)
+    for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights)
+      if (!w.trained && !w.sources.empty() && plain_bytes(w.dtype) == 0)
+        out += held_bytes(backend.held(w.dtype), w.shape) - stored_bytes(w.dtype, w.shape);
+  return out;
+}
+
 Parameter* Parameters::find(const std::string& name) {
   const auto it = by_name_.find(name);
   return it == by_name_.end() ? nullptr : &all_[it->second];

@@ -1,0 +1,27 @@
+#pragma once
+/// Shipped structures in widths that the device's kernels take, and that the CPU runs in seconds.
+
+#include "tests/executor/run/tiny.hpp"
+
+namespace moeplan::test {
+
+struct Grow {
+  void operator()(GqaAttention& a) const { a.head_dim = a.v_head_dim = 64, a.rope.rotary_dim = a.rope.rotary_dim > 0 ? 64 : 0, a.window = a.window ? std::optional<std::int64_t>(20) : a.window; }
+  void operator()(MlaAttention& a) const { a.heads = 4, a.q_lora = a.q_lora > 0 ? 64 : 0, a.kv_lora = 64, a.nope = 64, a.v = 64, a.rope_dim = a.rope_dim > 0 ? 32 : 0; }
+  void operator()(KdaAttention& a) const { a.heads = 4, a.head_dim = 64, a.stored_a_log = 0; }
+  void operator()(DenseFfn& f) const { f.intermediate = 256; }
+  void operator()(MoeFfn& f) const { f.intermediate = 64, f.latent = f.latent > 0 ? 128 : 0, f.shared_intermediate = f.shared_intermediate > 0 ? 64 : 0; }
+  template <class Other>
+  void operator()(Other&) const {}
+};
+
+/// The structure of a shipped model with widths that the device's kernels take.
+inline ModelSpec device_sized(const std::string& file) {
+  ModelSpec m = shrunk(shipped(file));
+  m.hidden = 256, m.vocabulary = 1000;
+  for (LayerSpec& layer : m.layers)
+    for (Sublayer& s : layer.sublayers) std::visit(Grow{}, s.mixer);
+  return m;
+}
+
+}  // namespace moeplan::test

@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""An adapter of moeplan's, loaded by stock PEFT: the loss over a batch is the one that moeplan computes with it.
+
+    python3 judge_adapter.py MOEPLAN [NAME ...]        needs torch, transformers and peft; says SKIPPED without them
+
+For each tiny model under models/ (config.json and weights as transformers saved them) moeplan trains LoRA pairs on attention, dense, shared and routed
+experts for 20 steps in float32 and writes the adapter; then moeplan starts from it again, and PEFT loads it over the same weights. The loss of the first
+step before its update is a mean over all labels of the batch, so it depends on every logit.
+"""
+import json, os, subprocess, sys, tempfile
+try:
+    import torch, transformers, peft
+except ImportError as missing:
+    print(f"SKIPPED: {missing}")
+    sys.exit(0)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LENGTH, ROWS = 12, 2
+
+
+def moeplan(program, *arguments):
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"moeplan {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def loss_of(model, rows):
+    ids = torch.tensor(rows)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits.double()
+    return torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1)).item()
+
+
+def judge(program, name, dialect):
+    home = os.path.join(HERE, "models", name)
+    vocabulary = json.load(open(os.path.join(home, "config.json")))["vocab_size"]
+    with tempfile.TemporaryDirectory() as at:
+        path = lambda file: os.path.join(at, file)
+        torch.manual_seed(3)
+        rows = torch.randint(0, vocabulary, (ROWS, LENGTH)).tolist()
+        with open(path("data.jsonl"), "w") as f:
+            for row in rows:
+                f.write(json.dumps({"input_ids": row}) + "\n")
+        moeplan(program, "plan", os.path.join(home, "config.json"), "--device", "cpu", "--gpus", "1", "--runtime", "cpu", "--seq", str(LENGTH), "--global-batch", str(ROWS),
+                "--micro-batch", str(ROWS), "--rank", "2", "--targets", "attention,dense,shared,experts", "-o", path("plan.json"))
+        run = ["run", path("plan.json"), "--float32", "--weights", home, "--data", path("data.jsonl")]
+        moeplan(program, *run, "--steps", "20", "--lr", "0.02", "--adapter", path("adapter"), "--adapter-dialect", dialect)
+        moeplan(program, *run, "--steps", "1", "--from-adapter", path("adapter"), "-o", path("measured.json"))
+        ours = json.load(open(path("measured.json")))["steps"][0]["loss"]
+        base = transformers.AutoModelForCausalLM.from_pretrained(home, dtype=torch.float32, attn_implementation="eager")
+        before = loss_of(base.eval(), rows)
+        theirs = loss_of(peft.PeftModel.from_pretrained(base, path("adapter")).eval(), rows)
+    equal = abs(ours - theirs) < 1e-4 and before - theirs > 0.1   # trained: the pairs do something
+    print(f"{'ok' if equal else 'DIFFERS':8} {name:18} {dialect}  without {before:.6f}  moeplan {ours:.6f}  PEFT {theirs:.6f}")
+    return equal
+
+
+def main():
+    names = sys.argv[2:] or sorted(os.listdir(os.path.join(HERE, "models")))
+    print(f"transformers {transformers.__version__}, peft {peft.__version__}")
+    faults = 0
+    for name in names:
+        try:
+            faults += not judge(sys.argv[1], name, "D3")
+        except (Exception, SystemExit) as e:
+            faults += 1
+            print(f"FAILED   {name}: {str(e)[:300]}")
+    sys.exit(1 if faults else 0)
+
+
+main()
