@@ -136,10 +136,7 @@ class Differentiator {
     // Each tensor rank keeps its share of the sequence; what was gathered is gathered again (Korthikanti et al. 2022, section 4.2.2).
     if (const CommCall* comm = std::get_if<CommCall>(&nodes_[index(p)].call); comm && comm->collective == Collective::all_gather && comm->group == Group::tensor) return false;
     const Op* op = std::get_if<Op>(&nodes_[index(p)].call);
-    // A router's weights are a number a choice, the projection behind them reads all tokens.
-    if (op && is_routing(kind(*op)) && (!value(v).differentiable || std::holds_alternative<op::Router>(*op))) return true;
-    // A loss whose forward has made dx is done with: dx is one row a token, the products of the vocabulary behind it are two.
-    if (const auto* loss = op ? std::get_if<op::CrossEntropy>(op) : nullptr; loss && loss->fused()) return true;
+    if (op && is_routing(kind(*op)) && !value(v).differentiable) return true;
     if (recompute_ == Recompute::none) return true;
     if (recompute_ == Recompute::full) return false;
     return !(op && is_cheap(kind(*op)));

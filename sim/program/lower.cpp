@@ -122,9 +122,27 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
 
 namespace {
 
+/// Whether a runtime chooses value by value what is kept. Those with an allocator and its overhead are frameworks that repeat whole layers;
+/// one that lays out an arena from the program's lifetimes (moeplan itself) keeps what it likes.
+bool chooses_values(const Runtime& runtime) { return runtime.allocator_overhead == 0; }
+
+/// Keeps in every recompute mode what is a row or a few numbers a token and costs much to repeat: the gradient that a fused loss has made (behind
+/// it are two products of the vocabulary) and a router's weights (its projection reads all tokens).
+void keep_small_results(Graph& graph) {
+  for (const GraphNode& node : graph.nodes) {
+    const Op* op = std::get_if<Op>(&node.call);
+    if (op == nullptr) continue;
+    const auto* loss = std::get_if<op::CrossEntropy>(op);
+    if ((loss && loss->fused()) || std::holds_alternative<op::Router>(*op))
+      for (const ValueId v : node.outputs) graph.values[index(v)].always_kept = true;
+  }
+}
+
 Block lowered(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale, bool named) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
-  Block block = differentiate(compose_slot(problem, plan, layer, routed_scale, named), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
+  Graph graph = compose_slot(problem, plan, layer, routed_scale, named);
+  if (chooses_values(problem.runtime)) keep_small_results(graph);
+  Block block = differentiate(std::move(graph), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
   apply_runtime(block, problem, plan);
   if (plan.experts.chunks > 1) return chunked_exchange(std::move(block), plan.experts.chunks);
   return block;
