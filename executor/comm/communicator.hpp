@@ -129,6 +129,15 @@ class Communicator {
   [[nodiscard]] std::vector<std::int64_t> gather_words(std::span<const std::int64_t> words);
   /// Returns when everything issued on this communicator is done.
   void wait();
+  /// What is issued until `end_together` goes as one launch (NCCL), and is complete for the caller after it. Not nested.
+  virtual void begin_together() {}
+  virtual void end_together() {}
+  /// What is issued from here on comes after what `queue` (a cudaStream_t) has now. False where nothing is queued: the caller waits itself.
+  [[nodiscard]] virtual bool follow(void* queue);
+  /// A point behind what is issued until now; null where nothing is queued.
+  [[nodiscard]] virtual std::shared_ptr<void> mark() { return nullptr; }
+  /// What `queue` gets from here on comes after `point`.
+  virtual void lead(void* queue, const std::shared_ptr<void>& point);
   /// Compares what all ranks issued since the start. Throws `mismatch` naming the first call that differs and two ranks that differ.
   void check_order();
   /// Kinds, types, element counts and order of everything issued so far, as one number; counts of all_to_all are not in it.

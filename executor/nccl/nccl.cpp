@@ -80,6 +80,38 @@ class Nccl final : public Communicator {
 
   void use_stream(void* stream) { options_.stream = stream; }
 
+  void begin_together() override {
+    together_ = true;
+    nccl().group_start();
+  }
+  void end_together() override {
+    together_ = false;
+    const Call call{.kind = CommKind::wait};
+    const ncclResult_t result = nccl().group_end();
+    if (!accepted(result)) give_up(call, CommFault::library, message(result));
+    settle(call);
+  }
+
+  bool follow(void* queue) override {
+    if (!queue) return false;
+    const Call call{.kind = CommKind::wait};
+    if (queue == options_.stream) return true;
+    cuda(call, cudaEventRecord(event_, static_cast<cudaStream_t>(queue)), "cudaEventRecord");
+    cuda(call, cudaStreamWaitEvent(stream(), event_, 0), "cudaStreamWaitEvent");
+    return true;
+  }
+  std::shared_ptr<void> mark() override {
+    const Call call{.kind = CommKind::wait};
+    cudaEvent_t event = nullptr;
+    cuda(call, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    std::shared_ptr<void> point(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
+    cuda(call, cudaEventRecord(event, stream()), "cudaEventRecord");
+    return point;
+  }
+  void lead(void* queue, const std::shared_ptr<void>& point) override {
+    cuda({.kind = CommKind::wait}, cudaStreamWaitEvent(static_cast<cudaStream_t>(queue), static_cast<cudaEvent_t>(point.get()), 0), "cudaStreamWaitEvent");
+  }
+
   void register_buffer(void* data, std::size_t bytes) {
     void* handle = nullptr;
     const Call call{.kind = CommKind::barrier};
@@ -207,7 +239,7 @@ class Nccl final : public Communicator {
       if (accepted(result)) result = end;
     }
     if (!accepted(result)) give_up(call, CommFault::library, message(result));
-    settle(call);
+    if (!together_) settle(call);
   }
 
   void settle(const Call& call) {
@@ -277,6 +309,7 @@ class Nccl final : public Communicator {
   std::shared_ptr<World> world_;
   ncclComm_t comm_;
   NcclOptions options_;
+  bool together_ = false;
   cudaEvent_t event_ = nullptr;
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;

@@ -75,6 +75,23 @@ void all_gather_in_place(Communicator& c, Memory& m) {
   expect_equal(whole.values(), filled<std::int32_t>(n * c.size(), [&](auto i) { return value(static_cast<int>(i / n), i % n); }), "whole");
 }
 
+void calls_issued_together(Communicator& c, Memory& m) {
+  std::vector<std::unique_ptr<Buffer<std::int32_t>>> wholes;
+  Buffer<float> sum(m, filled<float>(5, [&](auto i) { return static_cast<float>(i + c.rank()); }));
+  c.begin_together();
+  for (const std::int64_t n : {3, 16, 1}) {
+    wholes.push_back(std::make_unique<Buffer<std::int32_t>>(m, filled<std::int32_t>(n * c.size(), [&](auto i) { return i / n == c.rank() ? value(c.rank(), i % n) : -1; })));
+    c.all_gather(wholes.back()->data() + n * c.rank(), wholes.back()->data(), n, DType::i32);
+  }
+  c.all_reduce(sum.data(), 5, DType::f32);
+  c.end_together();
+  c.wait();
+  for (const auto& whole : wholes) {
+    const auto n = static_cast<std::int64_t>(whole->values().size()) / c.size();
+    expect_equal(whole->values(), filled<std::int32_t>(n * c.size(), [&](auto i) { return value(static_cast<int>(i / n), i % n); }), "whole");
+  }
+  expect_equal(sum.values(), filled<float>(5, [&](auto i) { return static_cast<float>(i * c.size() + c.size() * (c.size() - 1) / 2); }), "sum");
+}
 template <class T>
 void reduce_scatter(Communicator& c, Memory& m) {
   const std::int64_t n = 21;
@@ -236,6 +253,7 @@ const std::vector<Case>& cases() {
       {"all_gather_bf16", all_gather<std::uint16_t>},
       {"all_gather_u8", all_gather<std::uint8_t>},
       {"all_gather_in_place", all_gather_in_place},
+      {"calls_issued_together", calls_issued_together},
       {"reduce_scatter_f32", reduce_scatter<float>},
       {"reduce_scatter_i64", reduce_scatter<std::int64_t>},
       {"reduce_scatter_in_place", reduce_scatter_in_place},
