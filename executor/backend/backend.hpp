@@ -82,6 +82,8 @@ class Backend {
   [[nodiscard]] virtual Bytes device_memory() const { return {}; }
   /// Held for calls beside what was allocated: scratch that no workspace gave, dense copies of views, the libraries' own.
   [[nodiscard]] virtual Bytes beside() const { return {}; }
+  /// The queue of a device (a cudaStream_t), for what must come before or after what it holds; null where calls are done when they return.
+  [[nodiscard]] virtual void* queue() { return nullptr; }
   /// How long what `work` queues takes, alone: by the device's clock where it has one, else by the host's.
   [[nodiscard]] virtual Seconds time(const std::function<void()>& work);
 

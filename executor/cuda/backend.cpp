@@ -157,6 +157,7 @@ class CudaBackend final : public Backend {
     return {static_cast<std::int64_t>(total - free)};
   }
   Bytes beside() const override { return {scratch_.bytes() + temporaries_.bytes() + static_cast<std::int64_t>(cuda::Products::workspace_bytes)}; }
+  void* queue() override { return stream_.get(); }
   Seconds time(const std::function<void()>& work) override {
     kernels::Event begin, end;
     begin.record(stream_.get());

@@ -41,6 +41,14 @@ struct World {
   std::vector<ncclComm_t> live;
   std::atomic<bool> aborted{false};
   std::string reason;                      ///< written once, before `aborted`
+  cudaStream_t stream = nullptr;           ///< of its own, where the caller named none
+
+  World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World() {
+    if (stream) cudaStreamDestroy(stream);
+  }
 };
 
 void check_cuda(cudaError_t result, const char* what) {
@@ -351,7 +359,13 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
     throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, nccl().get_error_string(result));
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
-  return std::make_unique<Nccl>("world", rank, std::move(all), std::make_shared<World>(), comm, options);
+  auto world = std::make_shared<World>();
+  NcclOptions mine = options;
+  if (!mine.stream) {
+    check_cuda(cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    mine.stream = world->stream;
+  }
+  return std::make_unique<Nccl>("world", rank, std::move(all), std::move(world), comm, mine);
 }
 
 void nccl_use_stream(Communicator& communicator, void* stream) { dynamic_cast<Nccl&>(communicator).use_stream(stream); }

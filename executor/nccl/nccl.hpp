@@ -18,7 +18,7 @@ namespace moeplan {
 using NcclId = std::array<std::byte, 128>;
 
 struct NcclOptions {
-  void* stream = nullptr;          ///< cudaStream_t that carries the calls; the null stream by default
+  void* stream = nullptr;          ///< cudaStream_t that carries the calls; one of its own by default
   Duration limit{60000};           ///< for set-up, split, tear-down and for each `wait`
   int max_ctas = 0;                ///< multiprocessors a call may take; 0: NCCL decides
   bool share_on_split = false;     ///< communicators split off share the parent's channels (less memory, no overlap with it)

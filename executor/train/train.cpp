@@ -194,6 +194,7 @@ StepReport Trainer::step(const std::vector<Batch>& batches) {
     merge(report.routing, results[j].routing, shares[j]);
   }
   tell("gradient norm");
+  if (ranks_) ranks_->world().wait();  // with a limit, which the device's own wait has not
   double squares = squared_gradients();
   reduce_report(report, squares);
   report.gradient_norm = std::sqrt(squares);

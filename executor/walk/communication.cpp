@@ -49,7 +49,8 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   if (from.columns || to.columns) throw std::logic_error("a collective on a view in " + b.name);
   Communicator& group = ranks_->need(comm.group);
   const Wire wire = wire_of(from.dtype);
-  backend_.wait();
+  if (comm.collective == Collective::all_reduce) backend_.copy(from, to);
+  after_compute(group, backend_);
   switch (comm.collective) {
     case Collective::all_gather:
       group.all_gather(from.data, to.data, from.shape.elements() * wire.per_element, wire.dtype);
@@ -58,13 +59,12 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
       group.reduce_scatter(from.data, to.data, to.shape.elements(), from.dtype);
       break;
     case Collective::all_reduce:
-      backend_.copy(from, to);
       group.all_reduce(to.data, to.shape.elements(), to.dtype);
       break;
     default:
       throw std::logic_error(fmt::format("{}: a {} inside a block", b.name, name_of(comm.collective)));
   }
-  group.wait();
+  before_compute(group, backend_);
 }
 
 void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
@@ -100,24 +100,46 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordi
 void Walk::gather_weights(std::int32_t slot, std::int32_t buffer) {
   gathered_[index(slot)] = buffer;
   const Block& b = block_of(slot);
+  struct Part {
+    Group group;
+    std::byte *mine, *whole;
+    std::int64_t count;
+    Wire wire;
+  };
+  std::vector<Part> parts;
   for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
     if (notes_of(slot).gathered.offset[index(w)] < 0) continue;
     const Parameter& p = parameters_.all()[parameters_.of(index(slot), w)];
     const std::int64_t count = p.held_shape().elements();
     TensorView mine = gathered_view(slot, w, count);
+    std::byte* const whole = mine.data;
     const Group group = shard_group(p.split);
     if (p.shards > 1) mine.data += ranks_->place().index(group) * count * plain_bytes(mine.dtype);
     TensorView held = p.view();
     held.shape = mine.shape;
     backend_.copy(held, mine);
-    if (p.shards == 1) continue;
     const Wire wire = wire_of(mine.dtype);
-    backend_.wait();
-    ranks_->need(group).all_gather(mine.data, gathered_view(slot, w, count).data, count * wire.per_element, wire.dtype);
+    if (p.shards > 1) parts.push_back({group, mine.data, whole, count * wire.per_element, wire});
   }
-  if (ranks_)
-    for (const Group g : {Group::data_shard, Group::expert_data_shard})
-      if (Communicator* c = ranks_->of(g)) c->wait();
+  for (const Group group : {Group::data_shard, Group::expert_data_shard}) {
+    if (std::none_of(parts.begin(), parts.end(), [&](const Part& p) { return p.group == group; })) continue;
+    Communicator& c = ranks_->need(group);
+    after_compute(c, backend_);
+    c.begin_together();
+    for (const Part& p : parts)
+      if (p.group == group) c.all_gather(p.mine, p.whole, p.count, p.wire.dtype);
+    c.end_together();
+    if (auto point = c.mark())
+      arriving_[index(slot)].emplace_back(&c, std::move(point));
+    else
+      c.wait();
+  }
+}
+
+/// What runs from here on has the slot's gathered weights.
+void Walk::await_weights(std::int32_t slot) {
+  for (const auto& [group, point] : arriving_[index(slot)]) group->lead(backend_.queue(), point);
+  arriving_[index(slot)].clear();
 }
 
 /// Whether a trained weight's gradient crosses the network.
@@ -136,32 +158,63 @@ void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
   }
 }
 
+/// As many gradients of the slot at a time as the staging memory holds.
 void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
   const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
   const Block& b = block_of(i.slot);
   const DType type = backend_.held(problem_.runtime.reduce);
+  const std::int64_t width = plain_bytes(type), room = staging_bytes_.value / width;
+  struct Piece {
+    const Parameter* parameter;
+    std::int64_t first, count;  ///< in the staging memory: its place there, and what each rank keeps of it
+    TensorView part;
+  };
+  std::vector<Piece> pieces;
+  std::int64_t used = 0;
+  const auto at = [&](std::int64_t first, std::int64_t n) {
+    return TensorView{staging_.get() + first * width, type, {n}};
+  };
+  const auto over = [&](Group group, auto shares, auto call) {
+    if (std::none_of(pieces.begin(), pieces.end(), shares)) return;
+    Communicator& c = ranks_->need(group);
+    after_compute(c, backend_);
+    c.begin_together();
+    for (const Piece& p : pieces)
+      if (shares(p)) call(c, p);
+    c.end_together();
+    before_compute(c, backend_);
+  };
+  const auto send = [&] {
+    for (const Group group : {Group::data_shard, Group::expert_data_shard})
+      over(
+          group, [&](const Piece& p) { return p.parameter->shards > 1 && shard_group(p.parameter->split) == group; },
+          [&](Communicator& c, const Piece& p) {
+            c.reduce_scatter(at(p.first, 0).data, p.part.data, p.count, type);
+          });
+    for (const Group group : {Group::data_replicate, Group::expert_data_replicate})
+      if (ranks_->of(group))
+        over(
+            group, [&](const Piece& p) { return replicate_group(p.parameter->split) == group; },
+            [&](Communicator& c, const Piece& p) { c.all_reduce(p.part.data, p.count, type); });
+    for (const Piece& p : pieces) backend_.add(p.part, p.parameter->gradient_view(), 1);
+    pieces.clear();
+    used = 0;
+  };
   for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
     const ValueId g = b.weight_grads[index(w)];
     if (g < 0) continue;
     const Parameter& p = parameters_.all()[parameters_.of(index(i.slot), w)];
     if (!reduces(p)) continue;
-    const std::int64_t elements = p.shape.elements(), count = p.held_shape().elements(), width = plain_bytes(type);
-    const auto at = [&](std::int64_t first, std::int64_t n) {
-      return TensorView{staging_.get() + first * width, type, {n}};
-    };
-    backend_.copy(value_view(i.slot, place.backward, g, p.shape, state), at(0, elements));
-    if (const std::int64_t padding = count * p.shards - elements; padding > 0) backend_.clear(at(elements, padding));
-    backend_.wait();
-    TensorView part = at(0, count);
-    if (p.shards > 1) {
-      part = at(ranks_->place().index(shard_group(p.split)) * count, count);
-      ranks_->need(shard_group(p.split)).reduce_scatter(staging_.get(), part.data, count, type);
-    }
-    if (Communicator* replicas = ranks_->of(replicate_group(p.split))) replicas->all_reduce(part.data, count, type);
-    for (const Group group : {shard_group(p.split), replicate_group(p.split)})
-      if (Communicator* c = ranks_->of(group)) c->wait();
-    backend_.add(part, p.gradient_view(), 1);
+    const std::int64_t elements = p.shape.elements(), count = p.held_shape().elements();
+    if (used + count * p.shards > room) send();
+    backend_.copy(value_view(i.slot, place.backward, g, p.shape, state), at(used, elements));
+    if (const std::int64_t padding = count * p.shards - elements; padding > 0)
+      backend_.clear(at(used + elements, padding));
+    const std::int64_t mine = p.shards > 1 ? ranks_->place().index(shard_group(p.split)) * count : 0;
+    pieces.push_back({&p, used, count, at(used + mine, count)});
+    used += count * p.shards;
   }
+  send();
 }
 
 /// A receive takes the sends before it along, so that neighbours that send to each other cannot block each other.
@@ -180,18 +233,19 @@ void Walk::message(const Instance& i) {
     sending_.insert(sending_.end(), parts.begin(), parts.end());
     return;
   }
-  backend_.wait();
+  after_compute(stages, backend_);
   stages.send_receive(sending_, parts);
-  stages.wait();
+  before_compute(stages, backend_);
   sending_.clear();
 }
 
 void Walk::flush_sends() {
   if (sending_.empty()) return;
   tell("pipeline exchange");
-  backend_.wait();
-  ranks_->need(Group::pipeline).send_receive(sending_, {});
-  ranks_->need(Group::pipeline).wait();
+  Communicator& stages = ranks_->need(Group::pipeline);
+  after_compute(stages, backend_);
+  stages.send_receive(sending_, {});
+  before_compute(stages, backend_);
   sending_.clear();
 }
 

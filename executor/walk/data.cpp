@@ -93,7 +93,7 @@ void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorV
   }
   if (!hosted_) return;
   std::vector<float> counts(static_cast<std::size_t>(router.choices()));
-  backend_.wait();
+  settle();
   backend_.read(tally_view(state, router, false, router.choices()), counts);
   auto& mine = state.kept_rows[index(slot)];
   const std::size_t experts = static_cast<std::size_t>(router.op.experts);
@@ -104,7 +104,7 @@ void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorV
 
 /// Reads what the micro-batch has left: the loss, and what the routers chose.
 void Walk::finish(MicroBatchState& state) {
-  backend_.wait();
+  settle();
   if (ends_model()) backend_.read(outside_view(state, outside_.loss, DType::f32, 1), std::span(&state.result.loss, 1));
   if (routers_.empty()) return;
   std::vector<float> counts(static_cast<std::size_t>(tallies_)), shares(counts.size());

@@ -72,6 +72,17 @@ Wire wire_of(DType held) {
   return {DType::u8, plain_bytes(held)};
 }
 
+void after_compute(Communicator& group, Backend& backend) {
+  if (!group.follow(backend.queue())) backend.wait();
+}
+
+void before_compute(Communicator& group, Backend& backend) {
+  if (const auto point = group.mark())
+    group.lead(backend.queue(), point);
+  else
+    group.wait();
+}
+
 std::int64_t Routes::sent_rows() const { return sum(sent); }
 std::int64_t Routes::received_rows() const { return sum(received); }
 
@@ -96,10 +107,10 @@ Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_o
 void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, out.dtype, out.width};
   const Wire wire = wire_of(in.dtype);
-  by.backend.wait();
+  after_compute(by.group, by.backend);
   by.group.all_to_all(in.data, scaled(routes.sent, in.width * wire.per_element), scratch.data,
                       scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
-  by.group.wait();
+  before_compute(by.group, by.backend);
   reorder(by, routes, out, scratch, true);
 }
 
@@ -107,10 +118,10 @@ void combine_rows(const Exchange& by, const Routes& routes, const TensorView& fr
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, in.dtype, in.width};
   const Wire wire = wire_of(in.dtype);
   reorder(by, routes, in, scratch, false);
-  by.backend.wait();
+  after_compute(by.group, by.backend);
   by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), out.data,
                       scaled(routes.sent, in.width * wire.per_element), wire.dtype);
-  by.group.wait();
+  before_compute(by.group, by.backend);
   const std::int64_t filled = routes.sent_rows(), rows = to.shape.elements() / out.width;
   if (filled < rows) by.backend.clear(out.at(filled, rows - filled));
 }

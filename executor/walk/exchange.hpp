@@ -30,6 +30,11 @@ struct Routes {
 /// the same of the others.
 [[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert);
 
+/// What is issued on `group` from here on comes after what the backend has queued: by the device where it can, else the host waits.
+void after_compute(Communicator& group, Backend& backend);
+/// What the backend gets from here on comes after what is issued on `group`.
+void before_compute(Communicator& group, Backend& backend);
+
 /// What an exchange needs: scratch for as many bytes as the larger of both buffers.
 struct Exchange {
   Communicator& group;

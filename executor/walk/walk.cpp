@@ -60,6 +60,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
     lane.routes.resize(program.slots.size());
   }
   gathered_.assign(program.slots.size(), -1);
+  arriving_.resize(program.slots.size());
   find_staging();
 }
 
@@ -137,6 +138,12 @@ void Walk::tell(const char* phase) {
   if (progress_) progress_->set_phase(phase);
 }
 
+/// Until the device is done. With others, first what they take part in: that wait has a limit and names who is missing.
+void Walk::settle() {
+  if (ranks_) ranks_->world().wait();
+  backend_.wait();
+}
+
 void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                 std::int32_t workspace, MicroBatchState& state) {
   if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
@@ -170,6 +177,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
   const Block& b = block_of(i.slot);
   const BlockNotes& notes = notes_of(i.slot);
   flush_sends();
+  await_weights(i.slot);
   if (i.phase == Phase::forward) {
     tell("forward");
     if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {

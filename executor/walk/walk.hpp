@@ -144,6 +144,8 @@ class Walk {
   void place_routers();
   void feed(MicroBatchState& state);
   void gather_weights(std::int32_t slot, std::int32_t buffer);
+  void await_weights(std::int32_t slot);
+  void settle();
   void add_carried(const Instance& i);
   void add_gradients(const Instance& i, const MicroBatchState& state);
   void reduce_gradients(const Instance& i, const MicroBatchState& state);
@@ -174,6 +176,7 @@ class Walk {
   Bytes staging_bytes_{};
   std::vector<BlockNotes> notes_;
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
+  std::vector<std::vector<std::pair<Communicator*, std::shared_ptr<void>>>> arriving_;  ///< per slot: behind which points its weights are there
   std::vector<MicroBatchState> lanes_;
   OutsideLayout outside_;
   std::vector<RouterAt> routers_;
