@@ -49,8 +49,8 @@ __global__ void __maxnreg__((weight ? 112 : 72)) mix_through_ring(const __grid_c
   int turn = 0;
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     Pack<bf16, 8> dy[ring::packs];
+    ring.wait(backward ? 0 : items - 1);   // forward's last was started half a token ago; backward, which has more to do, waits stream by stream
     if constexpr (backward) {
-      ring.wait(0);
 #pragma unroll
       for (int k = 0; k < ring::packs; ++k) dy[k] = ring.inside(k) ? ring.held(0, k) : Pack<bf16, 8>::of({});
     }
@@ -60,7 +60,7 @@ __global__ void __maxnreg__((weight ? 112 : 72)) mix_through_ring(const __grid_c
     for (int i = 0; i < a.streams; i += 2) {   // forward: v . v and w . v; backward: dy . v and w . v; of two streams
       float sums[4] = {};
       const bool second = i + 1 < a.streams;
-      ring.wait(backward + i + second);
+      if constexpr (backward) ring.wait(1 + i + second);
 #pragma unroll
       for (int of = 0; of < 2; ++of)
 #pragma unroll

@@ -1,6 +1,7 @@
 #pragma once
 /// Scalar functions with their derivatives on the device, fp32. Errors are a few units of fp32, so that storing to bf16 is what rounds:
-/// `__expf` and `__fdividef` are the special function unit's, `tanh` switches to its series where the quotient would cancel.
+/// powers of two and reciprocals are the special function unit's, without the steps that would keep denormals, `tanh` switches to its series where the
+/// quotient would cancel.
 
 #include "core/spec/model.hpp"
 #include "kernels/activation/op.hpp"
@@ -14,7 +15,18 @@ struct Dual {
   float value, slope;
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+__device__ __forceinline__ float exponential(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.44269504f));
+  return power;
+}
+/// Of a number that is not denormal; 0 of an infinite one.
+__device__ __forceinline__ float reciprocal(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
+__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.0f + exponential(-x)); }
 __device__ __forceinline__ Dual sigmoid_dual(float x) {
   const float s = sigmoid(x);
   return {s, s * (1.0f - s)};
@@ -26,7 +38,7 @@ __device__ __forceinline__ Dual silu_dual(float x) {
 /// The exact form, x Phi(x).
 __device__ __forceinline__ Dual gelu_dual(float x) {
   const float phi = 0.5f * (1.0f + erff(x * 0.70710678118654752f));
-  return {x * phi, fmaf(x * 0.39894228040143268f, __expf(-0.5f * x * x), phi)};
+  return {x * phi, fmaf(x * 0.39894228040143268f, exponential(-0.5f * x * x), phi)};
 }
 __device__ __forceinline__ Dual relu2_dual(float x) { return x > 0 ? Dual{x * x, 2 * x} : Dual{0, 0}; }
 /// Below 0.35 the series to x^9 (relative error under 1e-7 there); above, 1 - 2 / (e^2x + 1).
@@ -36,7 +48,7 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) {
     const float s = x * x;
     return fmaf(x * s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835.0f, -17.0f / 315.0f), 2.0f / 15.0f), -1.0f / 3.0f), x);
   }
-  return copysignf(1.0f - __fdividef(2.0f, __expf(2.0f * fminf(a, 20.0f)) + 1.0f), x);
+  return copysignf(fmaf(-2.0f, reciprocal(exponential(2.0f * a) + 1.0f), 1.0f), x);
 }
 __device__ __forceinline__ Dual tanh_dual(float x) {
   const float t = hyperbolic_tangent(x);

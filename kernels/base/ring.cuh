@@ -51,18 +51,23 @@ __device__ __forceinline__ float warp_sums(const float (&v)[4]) {
 /// The thread's places: [slots][packs][threads] packs in dynamic shared memory. Items (streams of a row) are copied and read in the same order.
 class Ring {
  public:
-  __device__ Ring(uint4* memory, int slots, i64 width) : memory_(memory), slots_(slots), width_(width) {}
+  __device__ Ring(uint4* memory, int slots, i64 width)
+      : mine_(memory + threadIdx.x), slots_(slots), stride_(static_cast<int>(blockDim.x)) {
+#pragma unroll
+    for (int k = 0; k < packs; ++k) inside_[k] = column(k) < width;
+  }
 
-  __device__ __forceinline__ i64 column(int k) const { return static_cast<i64>(threadIdx.x + k * blockDim.x) * 8; }
-  __device__ __forceinline__ bool inside(int k) const { return column(k) < width_; }
+  __device__ __forceinline__ int column(int k) const { return (static_cast<int>(threadIdx.x) + k * stride_) * 8; }
+  __device__ __forceinline__ bool inside(int k) const { return inside_[k]; }
 
   /// Starts the copy of this thread's packs of `row` into the next place. Null: nothing is left to copy, but it is counted, so that one
   /// item more is always one group more.
   __device__ __forceinline__ void start(const bf16* row) {
     if (row != nullptr) {
+      const std::uint32_t to = ptx::shared_address(mine_ + next_ * (packs * stride_));
 #pragma unroll
       for (int k = 0; k < packs; ++k)
-        if (inside(k)) ptx::copy_16(ptx::shared_address(place(next_, k)), row + column(k));
+        if (inside_[k]) ptx::copy_16(to + k * stride_ * 16, row + column(k));
       next_ = next_ + 1 == slots_ ? 0 : next_ + 1;
     }
     ptx::copy_commit();
@@ -72,16 +77,15 @@ class Ring {
   /// Pack k of the item `item` after the current one.
   __device__ __forceinline__ Pack<bf16, 8> held(int item, int k) const {
     const int slot = first_ + item >= slots_ ? first_ + item - slots_ : first_ + item;
-    const uint4 q = *place(slot, k);
+    const uint4 q = mine_[(slot * packs + k) * stride_];
     return {{q.x, q.y, q.z, q.w}};
   }
   __device__ __forceinline__ void advance(int items) { first_ = first_ + items >= slots_ ? first_ + items - slots_ : first_ + items; }
 
  private:
-  __device__ __forceinline__ uint4* place(int slot, int k) const { return memory_ + (slot * packs + k) * static_cast<int>(blockDim.x) + threadIdx.x; }
-  uint4* memory_;
-  int slots_;
-  i64 width_;
+  uint4* mine_;
+  int slots_, stride_;
+  bool inside_[packs];
   int next_ = 0, first_ = 0;   ///< place of the next copy, and of the current item
 };
 

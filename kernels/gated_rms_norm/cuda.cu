@@ -160,6 +160,70 @@ __global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 96, 64))) gated_
   if constexpr (weight) write_partial<V, K>(dw, a.partials + blockIdx.x * a.hidden + part, a.width, group);
 }
 
+/// The same for wide rows of one group through a ring; x, the gate and dy are read from it twice.
+template <bool weight>
+__global__ void __maxnreg__(72) gated_backward_ring(const __grid_constant__ Arguments a, int slots) {
+  extern __shared__ uint4 memory[];
+  __shared__ float partial[2][1][ring::most_warps];
+  ring::Ring rows(memory, slots, a.width);
+  i64 coming = blockIdx.x;   // row and item whose copy is started next
+  int coming_item = 0;
+  const auto start_copy = [&] {
+    if (coming >= a.rows) return rows.start(nullptr);
+    rows.start((coming_item == 0 ? a.x : coming_item == 1 ? a.gate : a.dy) + coming * a.width);
+    if (++coming_item == 3) coming_item = 0, coming += gridDim.x;
+  };
+  for (int i = 0; i < slots; ++i) start_copy();
+  float dw[ring::packs][8] = {};
+  Pack<bf16, 8> w[ring::packs];
+#pragma unroll
+  for (int k = 0; k < ring::packs; ++k)
+    if (rows.inside(k)) w[k] = weight_at<8>(a.w, rows.column(k));
+  float r = a.inverse_rms[blockIdx.x];
+  int turn = 0;
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const float next_r = a.inverse_rms[min(row + gridDim.x, a.rows - 1)];
+    rows.wait(2);
+    float along[1] = {};
+#pragma unroll
+    for (int k = 0; k < ring::packs; ++k) {
+      if (!rows.inside(k)) continue;
+      const auto x = rows.held(0, k), gate = rows.held(1, k), dy = rows.held(2, k);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float product = x[j] * dy[j] * gate_dual(a.function, gate[j]).value;
+        along[0] = fmaf(product, w[k][j], along[0]);
+        if constexpr (weight) dw[k][j] = fmaf(product, r, dw[k][j]);
+      }
+    }
+    if (a.dx != nullptr || a.dgate != nullptr) {
+      ring::block_sum<1>(along, partial, turn);
+      const float back = along[0] / static_cast<float>(a.width) * r * r;
+#pragma unroll
+      for (int k = 0; k < ring::packs; ++k) {
+        if (!rows.inside(k)) continue;
+        const auto x = rows.held(0, k), gate = rows.held(1, k), dy = rows.held(2, k);
+        float dx[8], dgate[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const Dual g = gate_dual(a.function, gate[j]);
+          const float v = a.gate_first ? x[j] * g.value : x[j], n = a.gate_first ? dy[j] : dy[j] * g.value;
+          const float dv = r * (w[k][j] * n - v * back);
+          dx[j] = a.gate_first ? dv * g.value : dv;
+          dgate[j] = g.slope * x[j] * (a.gate_first ? dv : dy[j] * r * w[k][j]);
+        }
+        const i64 at = row * a.width + rows.column(k);
+        if (a.dx != nullptr) store<8>(a.dx + at, dx);
+        if (a.dgate != nullptr) store<8>(a.dgate + at, dgate);
+      }
+    }
+    rows.advance(3);
+    start_copy(), start_copy(), start_copy();   // into the places that were just read
+    r = next_r;
+  }
+  if constexpr (weight) write_partial<8, ring::packs>(dw, a.partials + blockIdx.x * a.width, a.width, static_cast<int>(blockDim.x));
+}
+
 Arguments arguments(const op::GatedRmsNorm& op, const Frame& f) {
   return {f["x"].as<bf16>(), f["gate"].as<bf16>(), f["w"].as<bf16>(), f.d("y").as<bf16>(), f["y"].as<bf16>(), f.d("x").as<bf16>(), f.d("gate").as<bf16>(),
           f["inverse_rms"].as<float>(), f.scratch<float>(), op.tokens, op.hidden, op.hidden / op.groups, op.gate, op.gate_first, static_cast<float>(op.epsilon)};
@@ -189,9 +253,11 @@ void backward(const op::GatedRmsNorm& op, const Frame& f) {
   unsigned rows = 0;
   if (op.tokens > 0) {
     const RowPlan plan = dw ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
-    rows = row_blocks(plan, op.tokens, dw != nullptr);
+    const auto planned = ring::plan(op.tokens, op.hidden, 3, op.groups == 1 && plan.wide && plan.group > 32, true);
+    rows = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, dw != nullptr);
     const dim3 blocks(rows, static_cast<unsigned>(op.groups));
-    with_packs(plan, [&]<int V, int K>() {
+    if (planned.blocks > 0) ring::queue(dw ? gated_backward_ring<true> : gated_backward_ring<false>, planned, a, f.stream());
+    else with_packs(plan, [&]<int V, int K>() {
       if (dw) gated_backward<V, K, true><<<blocks, plan.threads, plan.partial_bytes(), f.stream()>>>(a, plan.group);
       else gated_backward<V, K, false><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group);
     });
