@@ -9,21 +9,30 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/op.hpp"
+#include "kernels/catalogue.hpp"
 
 namespace moeplan::test {
+
+/// Columns of one head in an operand of an attention operator; 0 for other operators.
+[[nodiscard]] inline std::int64_t head_columns(const Op& op, const Operand& o) {
+  if (const auto* attention = std::get_if<op::Attention>(&op))
+    return o.name == "q"          ? attention->d_qk
+           : o.name == "k"        ? attention->d_qk - attention->shared_key
+           : o.name == "k_shared" ? attention->shared_key
+                                  : attention->d_v;
+  if (const auto* sparse = std::get_if<op::SparseAttention>(&op))
+    return o.name == "q" || o.name == "kv" ? sparse->d_qk : sparse->d_v;
+  if (const auto* compressed = std::get_if<op::CompressedAttention>(&op)) return compressed->head_dim;
+  return 0;
+}
 
 /// The softmax and its gradient are operands of a product in bf16: each weight of a sum of many is off by up to 2^-8 of
 /// itself, and where terms cancel an element carries the error of the large ones. So the tensor as a whole is held to
 /// 5e-3 of its norm, and each element to 5e-2 of itself and 1.25e-2 of the root mean square of its head in its row
 /// (late queries average many values, the first keys gather from many queries) or of the tensor. 1e-6: what fp32 leaves
 /// where dp - delta cancels, as for a query of one key.
-inline void expect_attention_near(const op::Attention& op, const Operand& o, const std::vector<double>& values,
+inline void expect_attention_near(std::int64_t columns, const Operand& o, const std::vector<double>& values,
                                   const std::vector<double>& want, const std::string& what) {
-  const std::int64_t columns = o.name == "q"          ? op.d_qk
-                               : o.name == "k"        ? op.d_qk - op.shared_key
-                               : o.name == "k_shared" ? op.shared_key
-                                                      : op.d_v;
   const std::size_t count = static_cast<std::size_t>(o.shape.elements()),
                     width = static_cast<std::size_t>(std::max<std::int64_t>(columns, 1));
   std::vector<double> head(count / width, 0);

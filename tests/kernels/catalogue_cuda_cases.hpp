@@ -95,6 +95,35 @@ inline std::vector<Op> attention_cases() {
   return out;
 }
 
+/// Keys chosen query by query: head counts around the tile, one and many rounds of keys, queries that see nothing, blocks, windows, compressed keys;
+/// selections with many ties, below and above the number of keys; Gated DeltaNet with shared key heads; hyper-connections; small products by head.
+inline std::vector<Op> sparse_cases() {
+  using namespace op;
+  constexpr auto full = Training::full, lora = Training::lora;
+  return {SparseAttention{.tokens = 70, .sequence_length = 70, .heads = 16, .d_qk = 576, .d_v = 512, .topk = 64},
+          SparseAttention{.tokens = 200, .sequence_length = 100, .heads = 65, .d_qk = 576, .d_v = 512, .topk = 80, .scale = 0.1},
+          SparseAttention{.tokens = 33, .sequence_length = 400, .heads = 4, .d_qk = 576, .d_v = 512, .topk = 200, .sinks = true, .kv_tokens = 33, .training = full},
+          SparseAttention{.tokens = 150, .sequence_length = 150, .heads = 8, .kv_heads = 2, .d_qk = 128, .d_v = 128, .topk = 4, .block = 16, .latent = false},
+          SparseAttention{.tokens = 130, .sequence_length = 130, .heads = 130, .kv_heads = 1, .d_qk = 40, .d_v = 24, .topk = 70, .latent = false},
+          SparseAttention{.tokens = 65, .sequence_length = 65, .heads = 3, .d_qk = 33, .d_v = 17, .topk = 65},
+          op::CompressedAttention{.tokens = 140, .sequence_length = 140, .heads = 64, .head_dim = 512, .window = 66, .ratio = 4, .compressed = 35, .topk = 16},
+          op::CompressedAttention{.tokens = 192, .sequence_length = 96, .heads = 5, .head_dim = 128, .window = 20, .ratio = 8, .compressed = 24, .training = full},
+          op::CompressedAttention{.tokens = 66, .sequence_length = 66, .heads = 70, .head_dim = 72, .window = 64, .training = full},
+          Indexer{.tokens = 300, .sequence_length = 300, .heads = 64, .dim = 128, .topk = 64}, Indexer{.tokens = 70, .sequence_length = 35, .heads = 5, .dim = 40, .topk = 7},
+          Indexer{.tokens = 40, .sequence_length = 700, .heads = 65, .dim = 64, .topk = 100, .kv_tokens = 700}, Indexer{.tokens = 333, .sequence_length = 333, .heads = 3, .dim = 21, .topk = 33, .key_ratio = 4},
+          Indexer{.tokens = 100, .sequence_length = 50, .heads = 4, .dim = 32, .topk = 9, .packed_sequences = 3}, Indexer{.tokens = 1100, .sequence_length = 1100, .heads = 1, .dim = 1, .topk = 500},
+          GatedDeltaNet{.tokens = 130, .sequence_length = 65, .k_heads = 1, .v_heads = 2, .d_k = 128, .d_v = 128}, GatedDeltaNet{.tokens = 200, .sequence_length = 77, .k_heads = 2, .v_heads = 2, .d_k = 64, .d_v = 64, .training = full},
+          GatedDeltaNet{.tokens = 300, .sequence_length = 300, .k_heads = 1, .v_heads = 3, .d_k = 128, .d_v = 128, .packed_sequences = 3, .training = full},
+          GatedDeltaNet{.tokens = 0, .sequence_length = 4, .k_heads = 1, .v_heads = 2, .d_k = 64, .d_v = 64, .training = full},
+          HyperPost{33, 264, 4}, HyperPost{5, 7168, 4}, HyperPost{9, 37, 2}, HyperPost{7, 264, 3, false}, HyperPost{4, 2056, 4, false},
+          HyperPre{70, 264, 4, HyperForm::mhc, full}, HyperPre{600, 40, 4}, HyperPre{5, 7168, 4, HyperForm::mhc, full}, HyperPre{33, 37, 3, HyperForm::mhc, full, 3}, HyperPre{65, 264, 4, HyperForm::input, full},
+          HyperPre{9, 136, 2, HyperForm::head, full, 0, false}, HyperPre{17, 264, 4, HyperForm::mean},
+          Compress{.tokens = 260, .sequence_length = 130, .width = 264, .ratio = 4, .overlap = true, .training = full}, Compress{.tokens = 1000, .sequence_length = 1000, .width = 40, .ratio = 128, .training = full},
+          Compress{.tokens = 70, .sequence_length = 200, .width = 33, .ratio = 4, .gated = false}, Compress{.tokens = 3, .sequence_length = 8, .width = 9, .ratio = 4, .training = full},
+          HeadLinear{.tokens = 65, .heads = 3, .in = 72, .block = 40, .begin = 8, .count = 32, .training = full}, HeadLinear{.tokens = 130, .heads = 5, .in = 136, .block = 64, .count = 64, .transposed = true, .training = lora, .lora_rank = 16, .lora_scale = 2},
+          HeadLinear{.tokens = 33, .heads = 2, .in = 512, .block = 256, .begin = 128, .count = 128, .training = lora, .lora_rank = 8, .lora_scale = 0.5}, HeadLinear{.tokens = 0, .heads = 2, .in = 16, .block = 8, .count = 8, .training = full, .lora_rank = 4}};
+}
+
 inline std::vector<Op> state_cases() {
   using namespace op;
   constexpr auto full = Training::full;
