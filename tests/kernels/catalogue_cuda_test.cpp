@@ -14,6 +14,7 @@
 #include "tests/kernels/call_data.hpp"
 #include "tests/kernels/catalogue_cuda_cases.hpp"
 #include "tests/kernels/catalogue_cuda_routing.hpp"
+#include "tests/kernels/cross_entropy_rounding.hpp"
 #include "tests/kernels/device_call.hpp"
 #include "tests/kernels/selected_near.hpp"
 #include "tests/kernels/stored_formats.hpp"
@@ -106,7 +107,8 @@ double spread(const Op& op, const Operand& o) {
   return through_low_rank(op) ? 2e-2 : tolerance(op, o) / 4;
 }
 
-void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vector<double>& want, const std::string& what) {
+/// `rounding`: what roundings on the way may cost each element, where that is known; it then stands for the spread.
+void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vector<double>& want, const std::string& what, const std::vector<double>& rounding = {}) {
   const auto values = test::numbers(o.dtype, raw);
   if (std::holds_alternative<op::Kda>(op) || std::holds_alternative<op::GatedDeltaNet>(op)) {   // chunks whose factors are bf16, as in kda/cuda_test.cpp: judged by the norm, with its limits
     const double limit = o.name == "a_log" ? 5e-2 : o.name == "dt_bias" ? 2e-2 : 1e-2;
@@ -126,7 +128,8 @@ void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vect
   std::size_t wrong = 0;
   for (std::size_t e = 0; e < elements(o) && wrong < 3; ++e) {
     // Codes of a byte may fall on the other side of a half.
-    const double allowed = o.dtype == DType::u8 ? 1 : most * std::abs(want[e]) + spread(op, o) * size + 1e-30;
+    const double near = rounding.empty() ? spread(op, o) * size : rounding[e] + tolerance(op, o) / 4 * size;
+    const double allowed = o.dtype == DType::u8 ? 1 : most * std::abs(want[e]) + near + 1e-30;
     if (std::abs(values[e] - want[e]) <= allowed) continue;   // false for NaN
     ADD_FAILURE() << what << o.name << "[" << e << "] is " << values[e] << ", want " << want[e] << " within " << allowed;
     ++wrong;
@@ -242,8 +245,13 @@ void expect_gradients(const Op& op, Wants wants, test::Routing& routing, std::si
   if (shift != 0 && refused_for_alignment(list, gradients, call, written)) return;
   const auto out = run(list, gradients, call, written);
   const std::string what = key(op, Pass::backward, wants) + routing.name() + (shift ? ", shifted: d" : ": d");
+  std::unique_ptr<test::CrossEntropyRounding> rounding;
+  if (const auto* loss = std::get_if<op::CrossEntropy>(&op); loss != nullptr && wants.weight_grad) {
+    const auto at = std::find_if(list.begin(), list.end(), [](const Operand& o) { return o.name == "loss"; }) - list.begin();
+    rounding = std::make_unique<test::CrossEntropyRounding>(*loss, data.views, direction.buffers[static_cast<std::size_t>(at)][0]);
+  }
   for (std::size_t i = 0; i < list.size(); ++i)
-    if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what);
+    if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what, rounding ? rounding->of(list[i].name) : std::vector<double>{});
   for (int replay = 0; shift == 0 && replay < 20; ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
 }
 
