@@ -35,7 +35,8 @@ std::vector<Op> shapes() {
 
 }  // namespace
 
-int main() {
+/// Arguments: parts of keys; only calls that have one of them are timed.
+int main(int count, char** words) {
   if (kernels::device_count() == 0) {
     std::puts("no CUDA device: nothing measured");
     return 0;
@@ -49,10 +50,12 @@ int main() {
   std::printf("%9s %9s %8s %8s  %s\n", "ms", "GB/s", "% peak", "% copy", "call");
   for (const Op& op : shapes())
     for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const std::string name = key(op, pass, possible(op, {true, true}));
+      if (count > 1 && std::none_of(words + 1, words + count, [&](const char* word) { return name.find(word) != std::string::npos; })) continue;
       const Measured m = measure(op, pass, {true, true}, flush);
       if (m.bytes == 0) continue;
       const double rate = m.bytes / (static_cast<double>(m.milliseconds) * 1e-3);
-      std::printf("%9.4f %9.0f %8.1f %8.1f  %s\n", static_cast<double>(m.milliseconds), rate / 1e9, 100 * rate / peak, 100 * rate / copy_rate, key(op, pass, possible(op, {true, true})).c_str());
+      std::printf("%9.4f %9.0f %8.1f %8.1f  %s\n", static_cast<double>(m.milliseconds), rate / 1e9, 100 * rate / peak, 100 * rate / copy_rate, name.c_str());
       std::fflush(stdout);
     }
 }

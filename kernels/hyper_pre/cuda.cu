@@ -1,7 +1,7 @@
 /// hyper_pre on the GPU: reference.cpp has the formulas. The products with fn are cuBLASLt's on tensor cores: fn (fp32)
 /// is written as the sum of three bf16, which holds its 24 bits, so that X fn^T with sums in fp32 is as exact as in
-/// fp32. The coefficients of a token and its mix are one block's work; chunks of 512 tokens, so that the streams which
-/// the product has read are still in the second-level cache for the mix. Backward: a block finds dz of its token
+/// fp32. The coefficients of a token and its mix are one block's work; chunks of tokens bound what the
+/// product leaves between the two. Backward: a block finds dz of its token
 /// (through the sigmoids and, with all its steps kept in shared memory, the Sinkhorn normalisation); dn = (dz scale) fn
 /// is a product of two bf16 parts of dz with two of fn, written as bf16 where dX will be, and joined with what comes
 /// through the mix:
@@ -21,7 +21,7 @@ using Op = op::HyperPre;
 using op::HyperForm;
 constexpr int threads = 256, warps = threads / 32, most_streams = 4,
               most_coefficients = (2 + most_streams) * most_streams, sum_slices = 64;
-constexpr std::int64_t chunk_tokens = 512;
+constexpr std::int64_t chunk_tokens = 4096;
 
 struct Arguments {
   const bf16 *x, *dy;
