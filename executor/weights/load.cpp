@@ -99,7 +99,24 @@ std::vector<float> stored_values(const TensorFiles& files, const std::string& na
   throw InputError(files.where(), fmt::format("tensor {} is stored as {}", shown(name), name_of(type)), "bf16, f16, f32, fp8 and mxfp4 are read");
 }
 
+namespace {
+
+/// Frequencies are computed plain or by YaRN; a checkpoint that was trained with others would give other numbers without a word.
+void refuse_other_frequencies(const ModelSpec& model) {
+  for (std::size_t l = 0; l < model.layers.size(); ++l)
+    for (const Sublayer& s : model.layers[l].sublayers)
+      std::visit([&](const auto& mixer) {
+        if constexpr (requires { mixer.rope.scaling; })
+          if (mixer.rope.enabled && !mixer.rope.scaling.empty() && mixer.rope.scaling != "yarn")
+            throw InputError("rope_scaling", fmt::format("{} in layer {} is priced, not computed: these weights would be run with other rotations", shown(mixer.rope.scaling), l),
+                             "a model with plain rotations or yarn; random weights run");
+      }, s.mixer);
+}
+
+}  // namespace
+
 void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend) {
+  refuse_other_frequencies(model);
   std::vector<std::string> faults;
   // All headers first: a checkpoint that does not match is refused before a byte is loaded.
   for (const Parameter& p : parameters.all()) {

@@ -122,6 +122,19 @@ TEST(LoadWeights, ListsWhatDiffers) {
   }
 }
 
+TEST(LoadWeights, RefuseRotationsThatAreNotComputed) {
+  const Problem p = problem(shrunk(shipped("llama/llama-3.1-8b.json"), 1), lora(4));
+  TinyRun run(p, plan(p), cpu_backend(CpuStorage::wide));
+  const Scratch dir;
+  dir.write("model.safetensors", safetensors_bytes({{"model.norm.weight", {32}, std::vector<float>(32)}}));
+  try {
+    load_weights(TensorFiles(dir.path()), p.model, run.trainer->parameters(), *run.backend);
+    FAIL();
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("llama3"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Convert, RoundsToTheNearestAndBack) {
   EXPECT_EQ(from_bf16(to_bf16(1.0f)), 1.0f);
   EXPECT_EQ(from_bf16(to_bf16(1.00390625f)), 1.0f) << "half of the last place goes to the even one";
