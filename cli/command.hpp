@@ -40,6 +40,7 @@ struct Command {
 [[nodiscard]] Command simulate_command(CLI::App& program);
 [[nodiscard]] Command run_command(CLI::App& program);
 [[nodiscard]] Command calibrate_command(CLI::App& program);
+[[nodiscard]] Command bench_command(CLI::App& program);
 [[nodiscard]] Command compare_command(CLI::App& program);
 [[nodiscard]] Command ops_command(CLI::App& program);
 [[nodiscard]] Command validate_command(CLI::App& program);
