@@ -44,6 +44,13 @@ if(TARGET moeplan_cuda)
   moeplan_tests(cuda_executor_tests GLOB tests/executor/cuda/*_test.cpp LINK "moeplan_cuda_executor;moeplan_sim")
 endif()
 
+# Our adapters, judged by stock PEFT.
+find_program(MOEPLAN_PYTHON python3)
+if(TARGET moeplan AND MOEPLAN_PYTHON)
+  add_test(NAME Adapters.GiveTheSameLossInStockPeft COMMAND ${MOEPLAN_PYTHON} ${CMAKE_SOURCE_DIR}/tests/vectors/judge_adapter.py $<TARGET_FILE:moeplan>)
+  set_tests_properties(Adapters.GiveTheSameLossInStockPeft PROPERTIES SKIP_REGULAR_EXPRESSION "^SKIPPED" TIMEOUT 600 ENVIRONMENT PYTHONDONTWRITEBYTECODE=1)
+endif()
+
 # Headers stand alone: each is compiled as the only include of a file.
 file(GLOB_RECURSE headers RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS core/*.hpp kernels/*.hpp sim/*.hpp planner/*.hpp executor/*.hpp cli/*.hpp)
 set(header_sources)
