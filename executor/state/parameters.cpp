@@ -36,7 +36,8 @@ Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) 
 
 }  // namespace
 
-Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place, Keep keep)
+Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place,
+                       Keep keep)
     : place_(place) {
   if (problem.workload.optimizer != OptimizerKind::adamw)
     throw InputError("workload.optimizer", fmt::format("{} is priced, not run", name_of(problem.workload.optimizer)),
@@ -74,8 +75,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
   allocate(backend, keep);
 }
 
-/// One piece of memory for all frozen tensors and one for each kind of trained state: a device rounds every allocation up to 2 MiB, and the
-/// optimizer is one call instead of hundreds.
+/// One piece of memory for all frozen tensors and one for each kind of trained state: a device rounds every allocation
+/// up to 2 MiB, and the optimizer is one call instead of hundreds.
 void Parameters::allocate(Backend& backend, Keep keep) {
   const bool null = backend.name() == "null";
   constexpr std::int64_t alignment = 256;
@@ -89,12 +90,15 @@ void Parameters::allocate(Backend& backend, Keep keep) {
     const Parameter& p = all_[i];
     if (!p.trained) {
       at[i] = frozen;
-      if (keep == Keep::all || p.is_state()) frozen += ceil_div(held_bytes(p.held, p.held_shape()).value, alignment) * alignment;
+      if (keep == Keep::all || p.is_state())
+        frozen += ceil_div(held_bytes(p.held, p.held_shape()).value, alignment) * alignment;
       continue;
     }
     std::size_t r = 0;
     while (r < runs_.size() && (runs_[r].held != p.held || runs_[r].counts != p.counts)) ++r;
-    if (r == runs_.size()) runs_.push_back({.held = p.held, .counts = p.counts, .value = {}, .gradient = {}, .first_moment = {}, .second_moment = {}});
+    if (r == runs_.size())
+      runs_.push_back(
+          {.held = p.held, .counts = p.counts, .value = {}, .gradient = {}, .first_moment = {}, .second_moment = {}});
     run_of[i] = r, at[i] = runs_[r].elements;
     runs_[r].elements += ceil_div(p.held_shape().elements(), alignment) * alignment;
   }

@@ -39,19 +39,21 @@ struct Parameter {
 /// What of the parameters gets memory.
 enum class Keep : std::uint8_t { all, state };
 
-/// Trained tensors that lie one after the other, each from a multiple of 256 bytes on; between them are zeros, which gradients and moments of
-/// zero keep. What treats all elements alike (clearing, norm, optimizer) takes them as one.
+/// Trained tensors that lie one after the other, each from a multiple of 256 bytes on; between them are zeros, which
+/// gradients and moments of zero keep. What treats all elements alike (clearing, norm, optimizer) takes them as one.
 struct TrainedRun {
   DType held = DType::f32;
-  bool counts = true;   ///< as of its parameters
+  bool counts = true;  ///< as of its parameters
   std::int64_t elements = 0;
   Backend::Memory value, gradient, first_moment, second_moment;
 };
 
 class Parameters {
  public:
-  /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep, by name.
-  Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {}, Keep keep = Keep::all);
+  /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep,
+  /// by name.
+  Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {},
+             Keep keep = Keep::all);
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
 
@@ -75,13 +77,14 @@ class Parameters {
   StateBytes bytes_;
 };
 
-/// Bytes by which frozen weights take more here than stored as the plan wants them: block-quantised ones that the backend holds in bf16.
+/// Bytes by which frozen weights take more here than stored as the plan wants them: block-quantised ones that the
+/// backend holds in bf16.
 [[nodiscard]] Bytes held_beyond_plan(const Program& program, const Backend& backend);
 
-/// Seeded start values. Each tensor's numbers depend on the seed and its own name only: nearly normal with deviation 0.02
-/// for matrices (Backend::fill_normal), ones for norms, zeros for biases, B of LoRA pairs zero and A uniform in
-/// +- 1/sqrt(in), decays and step biases of the linear mixers in the ranges their papers start from. `only_adapters` leaves
-/// everything else as it is.
+/// Seeded start values. Each tensor's numbers depend on the seed and its own name only: nearly normal with deviation
+/// 0.02 for matrices (Backend::fill_normal), ones for norms, zeros for biases, B of LoRA pairs zero and A uniform in
+/// +- 1/sqrt(in), decays and step biases of the linear mixers in the ranges their papers start from. `only_adapters`
+/// leaves everything else as it is.
 void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& model, Backend& backend,
                bool only_adapters = false);
 

@@ -37,9 +37,10 @@ void merge(std::vector<RoutingReport>& into, const std::vector<RoutingReport>& f
   }
 }
 
-/// Elements of one call of the optimizer: whole runs, but not beyond what a call counts; where values are converted, what that takes is held.
+/// Elements of one call of the optimizer: whole runs, but not beyond what a call counts; where values are converted,
+/// what that takes is held.
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30, kMostConverted = std::int64_t{1} << 24;
-constexpr std::int64_t kSquares = 64;   ///< bytes of the step size; the sums of squares lie behind it
+constexpr std::int64_t kSquares = 64;  ///< bytes of the step size; the sums of squares lie behind it
 
 }  // namespace
 
@@ -89,7 +90,8 @@ void Trainer::zero_gradients() {
 double Trainer::squared_gradients() {
   const bool null = backend_.name() == "null";
   std::vector<float> squares(pieces_.size());
-  const TensorView sums{scratch_.get() + (null ? 0 : kSquares), DType::f32, {static_cast<std::int64_t>(pieces_.size())}};
+  const TensorView sums{
+      scratch_.get() + (null ? 0 : kSquares), DType::f32, {static_cast<std::int64_t>(pieces_.size())}};
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     const TrainedRun& run = parameters_->runs()[pieces_[i].run];
     const TensorView sum{sums.data + (null ? 0 : 4 * i), DType::f32, {1}};
@@ -156,7 +158,8 @@ void Trainer::update(double rate, double clipping) {
                      m = piece_view(piece, run.first_moment, DType::f32),
                      v = piece_view(piece, run.second_moment, DType::f32);
     // The weights written are the master's: the same numbers to the same place.
-    const TensorView written = run.held == DType::f32 ? w : TensorView{scratch_.get() + (null ? 0 : behind_sums), DType::f32, {piece.count}};
+    const TensorView written =
+        run.held == DType::f32 ? w : TensorView{scratch_.get() + (null ? 0 : behind_sums), DType::f32, {piece.count}};
     backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written},
                   std::array<TensorView, 9>{}, {});
   }

@@ -55,8 +55,8 @@ class Trainer {
   [[nodiscard]] const Program& program() const { return program_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] RankGroups* ranks() { return ranks_ ? &*ranks_ : nullptr; }
-  /// Memory held, by category; `at_peak` of the arena's activations. Where a driver says what is taken of the device, the sum is its figure
-  /// at the worst moment: what nobody here allocated is the run time's context.
+  /// Memory held, by category; `at_peak` of the arena's activations. Where a driver says what is taken of the device,
+  /// the sum is its figure at the worst moment: what nobody here allocated is the run time's context.
   [[nodiscard]] MemoryBreakdown memory() const;
 
  private:
@@ -81,10 +81,10 @@ class Trainer {
   std::optional<RankGroups> ranks_;
   std::optional<Parameters> parameters_;
   std::optional<Walk> walk_;
-  Backend::Memory scratch_;   ///< step size, sums of squares, written weights of a piece
+  Backend::Memory scratch_;  ///< step size, sums of squares, written weights of a piece
   Bytes scratch_bytes_{};
   std::vector<Piece> pieces_;
-  Bytes device_peak_{};       ///< what the driver said was taken when most was
+  Bytes device_peak_{};  ///< what the driver said was taken when most was
   std::int64_t done_ = 0;
 };
 

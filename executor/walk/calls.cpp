@@ -77,7 +77,8 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     // Pieces that lie in dx already are there; others are copied, and what nobody sent is zero.
     for (std::size_t o = 1; o < contract.size(); ++o) {
       TensorView slice = gradients[0];
-      slice.shape = contract[o].shape, slice.columns = &notes_of(i.slot).pieces.at(&n)[o - 1], slice.base_columns = split_columns(*split);
+      slice.shape = contract[o].shape, slice.columns = &notes_of(i.slot).pieces.at(&n)[o - 1],
+      slice.base_columns = split_columns(*split);
       if (!gradients[o].present())
         backend_.clear(slice);
       else if (gradients[o].data != gradients[0].data)
@@ -90,7 +91,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (auto with_starts = packed(call.op, static_cast<std::int64_t>(batch.starts.size()) - 1)) {
       call.op = std::move(with_starts->op);
       views.insert(views.begin() + static_cast<std::ptrdiff_t>(with_starts->at),
-                   state.feeds.at(with_starts->positions                                        ? "positions"
+                   state.feeds.at(with_starts->positions                                   ? "positions"
                                   : operands(call.op)[with_starts->at].dtype == DType::i64 ? "long_starts"
                                                                                            : "starts"));
       gradients.insert(gradients.begin() + static_cast<std::ptrdiff_t>(with_starts->at), TensorView{});
@@ -101,7 +102,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (hosted_) {
       context.rows_of_expert = rows_of_experts(i.slot, routed.ordinal, experts->experts, state);
       for (const auto r : context.rows_of_expert) rows += r;
-    } else {   // every copy has its row, whoever it went to
+    } else {  // every copy has its row, whoever it went to
       const RouterAt& router = router_at(i.slot, routed.ordinal);
       context.expert_rows = tally_view(state, router, false, experts->experts);
       rows = router.op.tokens * router.op.top_k;

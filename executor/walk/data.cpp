@@ -1,5 +1,6 @@
-/// What only the data says: the batch in the backend's memory, and what its routers chose. Without expert ranks and drops nothing of it comes to
-/// the host before the micro-batch is done: the experts' calls read the counts where the router left them.
+/// What only the data says: the batch in the backend's memory, and what its routers chose. Without expert ranks and
+/// drops nothing of it comes to the host before the micro-batch is done: the experts' calls read the counts where the
+/// router left them.
 
 #include <algorithm>
 #include <cmath>
@@ -80,16 +81,20 @@ void Walk::feed(MicroBatchState& state) {
 std::int64_t Walk::kept(const op::Router& op, std::int64_t choices) const {
   if (options_.capacity_factor <= 0) return choices;
   const double rows = static_cast<double>(op.tokens * op.top_k);
-  return std::min(choices, std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(options_.capacity_factor * rows / static_cast<double>(op.experts)))));
+  return std::min(choices,
+                  std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(options_.capacity_factor * rows /
+                                                                                static_cast<double>(op.experts)))));
 }
 
-/// Keeps what a router has chosen until the micro-batch is done; where the host sizes the experts' calls it waits for the counts.
+/// Keeps what a router has chosen until the micro-batch is done; where the host sizes the experts' calls it waits for
+/// the counts.
 void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state) {
   const RouterAt& router = router_at(slot, ordinal);
   const Operands contract = router.op.operands();
   for (std::size_t o = 0; o < contract.size(); ++o) {
     if (contract[o].name == "counts") backend_.copy(operands[o], tally_view(state, router, false, router.choices()));
-    if (contract[o].name == "scores") backend_.sum_shares(operands[o], tally_view(state, router, true, router.choices()));
+    if (contract[o].name == "scores")
+      backend_.sum_shares(operands[o], tally_view(state, router, true, router.choices()));
   }
   if (!hosted_) return;
   std::vector<float> counts(static_cast<std::size_t>(router.choices()));
@@ -121,7 +126,8 @@ void Walk::finish(MicroBatchState& state) {
       if (e < router.op.experts) report.dropped += choices - kept(router.op, choices);
       inner += static_cast<double>(shares[at]) * static_cast<double>(choices);
     }
-    const double rows = static_cast<double>(router.op.tokens * router.op.top_k), tokens = static_cast<double>(router.op.tokens);
+    const double rows = static_cast<double>(router.op.tokens * router.op.top_k),
+                 tokens = static_cast<double>(router.op.tokens);
     if (rows > 0) report.balance = static_cast<double>(router.choices()) * inner / (rows * tokens);
     state.result.routing.push_back(std::move(report));
   }

@@ -49,8 +49,13 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
                      "a smaller micro-batch or sequence");
   hosted_ = plan.parallelism.ep > 1 || options_.capacity_factor > 0;
   place_routers();
-  for (auto [at, bytes] : {std::pair{&outside_.token_ids, 4 * tokens}, {&outside_.labels, 4 * tokens}, {&outside_.positions, 4 * tokens},
-                           {&outside_.starts, 4 * tokens + 4}, {&outside_.long_starts, 8 * tokens + 8}, {&outside_.share, std::int64_t{4}}, {&outside_.loss, std::int64_t{4}}})
+  for (auto [at, bytes] : {std::pair{&outside_.token_ids, 4 * tokens},
+                           {&outside_.labels, 4 * tokens},
+                           {&outside_.positions, 4 * tokens},
+                           {&outside_.starts, 4 * tokens + 4},
+                           {&outside_.long_starts, 8 * tokens + 8},
+                           {&outside_.share, std::int64_t{4}},
+                           {&outside_.loss, std::int64_t{4}}})
     *at = outside_.bytes, outside_.bytes += (bytes + 255) / 256 * 256;
   lanes_.resize(arena_.lanes.size());
   for (MicroBatchState& lane : lanes_) {
@@ -182,7 +187,8 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     tell("forward");
     if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {
       const std::int64_t tokens = plan_.micro_batch * problem_.workload.sequence_length;
-      backend_.copy(outside_view(state, outside_.token_ids, DType::i32, tokens), value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
+      backend_.copy(outside_view(state, outside_.token_ids, DType::i32, tokens),
+                    value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
     }
     for (std::size_t n = 0; n < b.forward.size(); ++n)
       node(i, b.forward[n], notes.forward[n], place.forward, place.forward.workspace[n], state);
@@ -197,7 +203,8 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     if (index(i.slot) + 1 == program_.slots.size() && ends_model())
       for (const ValueId g : b.output_grads)
         if (g >= 0)
-          backend_.copy(outside_view(state, outside_.share, DType::f32, 1), value_view(i.slot, place.backward, g, {1}, state));
+          backend_.copy(outside_view(state, outside_.share, DType::f32, 1),
+                        value_view(i.slot, place.backward, g, {1}, state));
     for (std::size_t n = 0; n < b.backward.size(); ++n)
       node(i, b.backward[n], notes.backward[n], place.backward, place.backward.workspace[n], state);
     add_carried(i);
@@ -225,7 +232,8 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
     case Phase::forward:
       pass(i, state);
       if (index(i.slot) + 1 == program_.slots.size() && ends_model())
-        backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward, block_of(i.slot).outputs.front(), {1}, state),
+        backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
+                                 block_of(i.slot).outputs.front(), {1}, state),
                       outside_view(state, outside_.loss, DType::f32, 1));
       break;
     case Phase::backward:
@@ -245,8 +253,8 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
   }
 }
 
-/// What a backend can record it queues in one piece from the second time on: nothing that is queued depends on the batch but by the numbers
-/// in memory and by how many sequences are packed.
+/// What a backend can record it queues in one piece from the second time on: nothing that is queued depends on the
+/// batch but by the numbers in memory and by how many sequences are packed.
 void Walk::queue(std::int32_t micro_batch, const Batch& batch, const std::function<void()>& work) {
   if (ranks_ || observer_ || hosted_) return work();
   std::vector<std::int64_t> what;
@@ -258,14 +266,16 @@ void Walk::queue(std::int32_t micro_batch, const Batch& batch, const std::functi
     known.performed = true;
     return work();
   }
-  if (clock_) {   // with the stamps in it, for this time
+  if (clock_) {  // with the stamps in it, for this time
     const Backend::Recording timed = backend_.record(work);
     if (!timed) return timed_.clear(), work();
     return timed();
   }
   if (!known.play && recordings_ < kMostRecordings) known.play = backend_.record(work), ++recordings_;
-  if (known.play) known.play();
-  else work();
+  if (known.play)
+    known.play();
+  else
+    work();
 }
 
 float Walk::run(std::int32_t micro_batch, const Batch& batch, float share) {

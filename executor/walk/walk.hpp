@@ -88,7 +88,8 @@ class Walk {
     std::vector<std::vector<std::int32_t>> columns;  ///< per value: columns in its root; empty for what is no view
     std::vector<std::int64_t> root_columns;
     std::vector<RoutedCall> forward, backward, weight_backward;  ///< per node
-    std::map<const BlockNode*, std::vector<std::vector<std::int32_t>>> pieces;   ///< columns of a split's pieces, for its backward
+    std::map<const BlockNode*, std::vector<std::vector<std::int32_t>>>
+        pieces;  ///< columns of a split's pieces, for its backward
     GatherLayout gathered;
   };
   /// A router of this stage and where its tallies begin.
@@ -106,12 +107,12 @@ class Walk {
   struct MicroBatchState {
     const Batch* batch = nullptr;
     float share = 0;
-    Backend::Memory outside;                  ///< labels, positions, boundaries, share, loss
-    Backend::Memory tallies;                  ///< of the routers: choices of each expert (i32), then shares of the scores (f32)
-    std::map<std::string, TensorView> feeds;  ///< by input name
-    std::vector<std::vector<std::int64_t>>
-        kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens after drops, where the host needs them
-    std::vector<std::vector<Routes>> routes;  ///< per slot, by router; with expert ranks only
+    Backend::Memory outside;  ///< labels, positions, boundaries, share, loss
+    Backend::Memory tallies;  ///< of the routers: choices of each expert (i32), then shares of the scores (f32)
+    std::map<std::string, TensorView> feeds;           ///< by input name
+    std::vector<std::vector<std::int64_t>> kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens
+                                                       ///< after drops, where the host needs them
+    std::vector<std::vector<Routes>> routes;           ///< per slot, by router; with expert ranks only
     MicroBatchResult result;
   };
   void note_block(const Block& block);
@@ -138,8 +139,10 @@ class Walk {
   [[nodiscard]] TensorView gathered_view(std::int32_t slot, WeightId w, std::int64_t elements) const;
   [[nodiscard]] std::span<const std::int64_t> rows_of_experts(std::int32_t slot, std::size_t ordinal,
                                                               std::int64_t experts, const MicroBatchState& state) const;
-  [[nodiscard]] TensorView outside_view(const MicroBatchState& state, std::int64_t at, DType type, std::int64_t count) const;
-  [[nodiscard]] TensorView tally_view(const MicroBatchState& state, const RouterAt& router, bool shares, std::int64_t count) const;
+  [[nodiscard]] TensorView outside_view(const MicroBatchState& state, std::int64_t at, DType type,
+                                        std::int64_t count) const;
+  [[nodiscard]] TensorView tally_view(const MicroBatchState& state, const RouterAt& router, bool shares,
+                                      std::int64_t count) const;
   [[nodiscard]] const RouterAt& router_at(std::int32_t slot, std::size_t ordinal) const;
   void place_routers();
   void feed(MicroBatchState& state);
@@ -176,14 +179,16 @@ class Walk {
   Bytes staging_bytes_{};
   std::vector<BlockNotes> notes_;
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
-  std::vector<std::vector<std::pair<Communicator*, std::shared_ptr<void>>>> arriving_;  ///< per slot: behind which points its weights are there
+  std::vector<std::vector<std::pair<Communicator*, std::shared_ptr<void>>>>
+      arriving_;  ///< per slot: behind which points its weights are there
   std::vector<MicroBatchState> lanes_;
   OutsideLayout outside_;
   std::vector<RouterAt> routers_;
-  std::vector<std::size_t> first_router_;   ///< per slot
-  std::int64_t tallies_ = 0;                ///< entries over all routers
-  bool hosted_ = false;   ///< the host sizes the experts' calls: rows cross ranks, or are dropped
-  /// What a micro-batch queues, once performed: again at one go. By what its instances are and how many sequences are packed.
+  std::vector<std::size_t> first_router_;  ///< per slot
+  std::int64_t tallies_ = 0;               ///< entries over all routers
+  bool hosted_ = false;                    ///< the host sizes the experts' calls: rows cross ranks, or are dropped
+  /// What a micro-batch queues, once performed: again at one go. By what its instances are and how many sequences are
+  /// packed.
   struct Recorded {
     bool performed = false;
     Backend::Recording play;
@@ -195,7 +200,7 @@ class Walk {
   Observer observer_;
   Clock clock_;
   std::vector<std::pair<const Instance*, const BlockNode*>> timed_;
-  double clocked_ = 0;   ///< seconds of the micro-batches before
+  double clocked_ = 0;  ///< seconds of the micro-batches before
 };
 
 }  // namespace moeplan

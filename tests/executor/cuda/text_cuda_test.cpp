@@ -1,4 +1,5 @@
-/// Real text is learned on a device as on the CPU: 200 steps over the first chapters of Genesis. Skipped where there is no device.
+/// Real text is learned on a device as on the CPU: 200 steps over the first chapters of Genesis. Skipped where there is
+/// no device.
 
 #include <gtest/gtest.h>
 
@@ -19,9 +20,10 @@ TEST(CudaText, TwoHundredStepsLearnWhatTheyLearnOnTheCpu) {
   const Plan q = plan(p, 2);
   TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned), options), device(p, q, cuda_backend(0), options);
   const std::vector<double> want = losses_over_text(cpu, 200), got = losses_over_text(device, 200);
-  EXPECT_LT(mean(got, 180, 20), 2.8);   // letters' frequencies alone: 2.98 nats
+  EXPECT_LT(mean(got, 180, 20), 2.8);  // letters' frequencies alone: 2.98 nats
   // Rounding, and experts that it decides otherwise, change single steps; the curve stays.
-  for (std::size_t s = 0; s < 200; s += 20) EXPECT_NEAR(mean(got, s, 20), mean(want, s, 20), 0.02 * mean(want, s, 20)) << "steps " << s << " to " << s + 19;
+  for (std::size_t s = 0; s < 200; s += 20)
+    EXPECT_NEAR(mean(got, s, 20), mean(want, s, 20), 0.02 * mean(want, s, 20)) << "steps " << s << " to " << s + 19;
 }
 
 }  // namespace

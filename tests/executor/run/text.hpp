@@ -17,7 +17,8 @@ class Text {
  public:
   Text() : text_(read_text_file(source + "/tests/data/text/genesis.txt", 1 << 20)) {}
   [[nodiscard]] Batch batch(const Problem& p, const Plan& q, std::int64_t n) const {
-    const std::int64_t length = p.workload.sequence_length, sequences = static_cast<std::int64_t>(text_.size()) / (length + 1);
+    const std::int64_t length = p.workload.sequence_length,
+                       sequences = static_cast<std::int64_t>(text_.size()) / (length + 1);
     Batch b;
     for (std::int64_t s = 0; s < q.micro_batch; ++s) {
       const std::int64_t first = (n * q.micro_batch + s) % sequences * (length + 1);

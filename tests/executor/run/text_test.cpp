@@ -9,7 +9,8 @@ namespace {
 
 using namespace test;
 
-/// Bytes of this text carry 4.3 bits (2.98 nats) by their frequencies alone; an untrained model gives each of 128 the same, 4.85 nats.
+/// Bytes of this text carry 4.3 bits (2.98 nats) by their frequencies alone; an untrained model gives each of 128 the
+/// same, 4.85 nats.
 TEST(Text, TwoHundredStepsLearnMoreThanHowOftenEachLetterComes) {
   TrainOptions options;
   options.steps = 200, options.learning_rate = 1e-2, options.warmup = 10;
