@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "sim/program/program.hpp"
 
@@ -45,6 +46,75 @@ ValueId add_bytes(Block& block, const char* name, double bytes) {
   return block.alias.back();
 }
 
+ValueId root_of(const Block& block, ValueId v) { return v < 0 ? -1 : block.alias[index(v)]; }
+
+bool is_linear(const BlockNode& node) {
+  const OpCall* call = std::get_if<OpCall>(&node.call);
+  return call && (std::holds_alternative<op::Linear>(call->op) || std::holds_alternative<op::GroupedLinear>(call->op));
+}
+
+bool is_kept(const Block& block, ValueId root) {
+  return std::any_of(block.kept.begin(), block.kept.end(), [&](ValueId v) { return root_of(block, v) == root; });
+}
+
+void forget(const Block& block, std::vector<ValueId>& values, ValueId root) {
+  std::erase_if(values, [&](ValueId v) { return root_of(block, v) == root; });
+}
+
+/// Routing weights that multiply the activations before the second product leave its result without a reader in the
+/// backward pass (Megatron-Core's grouped experts since 0.12).
+void weigh_activations(Block& block) {
+  for (BlockNode& node : block.backward) {
+    const OpCall* call = std::get_if<OpCall>(&node.call);
+    if (!call || !std::holds_alternative<op::Combine>(call->op) || call->pass != Pass::backward ||
+        node.operands.empty())
+      continue;
+    const ValueId rows = root_of(block, node.operands.front());
+    if (rows < 0) continue;
+    forget(block, node.reads, rows);
+    node.operands.front() = -1;
+    const bool read = std::any_of(block.backward.begin(), block.backward.end(), [&](const BlockNode& n) {
+      return std::any_of(n.reads.begin(), n.reads.end(), [&](ValueId v) { return root_of(block, v) == rows; });
+    });
+    if (!read) forget(block, block.kept, rows);
+  }
+}
+
+/// A product in a narrow type keeps its input in that type, with its block scales, instead of the bf16 that came in;
+/// where something else reads the bf16 in the backward pass, both are kept.
+void keep_narrow_inputs(Block& block, double bytes_per_element) {
+  std::map<ValueId, ValueId> narrow;  // root of an input -> its narrow copy
+  for (BlockNode& node : block.backward) {
+    if (!is_linear(node) || std::get<OpCall>(node.call).pass != Pass::backward || node.operands.empty()) continue;
+    const ValueId wide = root_of(block, node.operands.front());
+    if (wide < 0 || !is_kept(block, wide) || root_of(block, block.inputs.front()) == wide) continue;
+    auto [copy, fresh] = narrow.try_emplace(wide, -1);
+    if (fresh) {
+      const double elements = static_cast<double>(block.values[index(node.operands.front())].shape.elements());
+      copy->second = add_bytes(block, "input in the type of the product", elements * bytes_per_element);
+      for (BlockNode& made : block.forward) {
+        if (!is_linear(made) || made.operands.empty() || root_of(block, made.operands.front()) != wide) continue;
+        made.writes.push_back(copy->second);
+        break;
+      }
+      block.kept.push_back(copy->second);
+    }
+    forget(block, node.reads, wide);
+    node.reads.push_back(copy->second);
+    node.operands.front() = copy->second;
+  }
+  for (const auto& [wide, copy] : narrow) {
+    const ValueId root = wide;
+    const bool read = std::any_of(block.backward.begin(), block.backward.end(), [&](const BlockNode& n) {
+      return std::any_of(n.reads.begin(), n.reads.end(), [&](ValueId v) { return root_of(block, v) == root; });
+    });
+    if (!read) forget(block, block.kept, root);
+  }
+}
+
+/// Bytes an element of a narrow type takes with its scales: one byte for 32 elements (MX), one for 16 (NVFP4).
+double narrow_bytes(DType type) { return type == DType::nvfp4 ? 0.5 + 1.0 / 16 : 1 + 1.0 / 32; }
+
 }  // namespace
 
 void apply_runtime(Block& block, const Problem& problem, const Plan& plan) {
@@ -66,6 +136,9 @@ void apply_runtime(Block& block, const Problem& problem, const Plan& plan) {
     }
   }
   if (!runtime.whole_logits && runtime.score_kept <= 0 && runtime.kept.empty()) return;
+  if (runtime.kept.contains("weighted_activation")) weigh_activations(block);
+  if (runtime.kept.contains("narrow_input") && runtime.compute != DType::bf16 && !block.inputs.empty())
+    keep_narrow_inputs(block, narrow_bytes(runtime.compute));
   for (std::size_t i = 0; i < block.forward.size(); ++i) {
     const OpCall* call = std::get_if<OpCall>(&block.forward[i].call);
     if (!call) continue;
