@@ -30,23 +30,25 @@ class Replay {
         for (const Bytes b : {s.state.weights, s.state.adapters}) hold(b);
     }
     if (runtime.distributed_optimizer)
-      for (const Bytes b : {all.weights, all.adapters, all.gradients}) hold(b);
+      hold_flattened(all);
     else
       hold(program_.resident.weights);
     for (int step = 0; step < 2; ++step) {
       for (const Instance& i : program_.instances) play(i);
       drop_unreduced();
       // Moments come to be in the first update, in holes that the first step left.
-      if (step == 0)
-        for (const Slot& s : program_.slots) hold_moments(s);
-      if (runtime.update_temporary) {
-        const Buffer b = take({all.trained_elements * (runtime.moment == DType::f32 ? 4 : 2)});
-        drop(b);
+      if (step == 0) hold_moments();
+      if (runtime.update_temporary) {  // foreach: a list of tensors, one a weight
+        std::vector<Buffer> list;
+        for (const Slot& s : program_.slots)
+          each_share(s, static_cast<double>(s.state.trained_elements) * (runtime.moment == DType::f32 ? 4 : 2),
+                     [&](Bytes b) { list.push_back(take(b)); });
+        for (const Buffer b : list) drop(b);
       }
       for (const auto& [slot, gradients] : gradients_) drop(gradients);  // zero_grad gives them back
       gradients_.clear();
     }
-    return {allocator_.peak_allocated(), allocator_.peak_reserved()};
+    return {allocator_.peak_allocated(), allocator_.peak_reserved(), refused_};
   }
 
  private:
@@ -65,6 +67,7 @@ class Replay {
     else
       buffers_.emplace_back();
     buffers_[index(b)] = {allocator_.allocate(size, stream), 1};
+    refused_ = refused_ || buffers_[index(b)].handle < 0;
     return b;
   }
   void hold(Bytes size) { (void)take(size); }
@@ -79,17 +82,74 @@ class Replay {
     unused_.push_back(b);
   }
 
-  /// Two moments per trained weight of a slot, each of its share of the slot's optimizer bytes.
-  void hold_moments(const Slot& slot) {
+  /// Megatron's order: every weight comes to be on its own, then one buffer of weights and one of gradients take them
+  /// in, and the single ones are freed; the fp32 shares of the optimizer come to be one by one in the holes.
+  void hold_flattened(const StateBytes& all) {
+    const bool copied = problem_.runtime.compute_copy;
+    std::vector<Buffer> single;
+    Bytes copies{};
+    for (const Slot& s : program_.slots) {
+      for (const Weight& w : program_.blocks[index(s.block)].weights) {
+        if (!copied || !w.trained || w.adapter) continue;
+        const Bytes bytes = stored_bytes(DType::bf16, w.shape);
+        single.push_back(take(bytes));
+        copies += bytes;
+      }
+    }
+    const bool apart = copied && copies < all.weights;
+    hold(apart ? copies : all.weights);
+    for (const Bytes b : {all.adapters, all.gradients}) hold(b);
+    for (const Buffer b : single) drop(b);
+    if (!apart) return;
+    hold_owned((all.weights - copies).value, 4);
+  }
+
+  /// Calls with what each trained weight of a slot has of `bytes`.
+  template <class Call>
+  void each_share(const Slot& slot, double bytes, const Call& call) const {
     double all = 0;
     const Block& block = program_.blocks[index(slot.block)];
     for (const Weight& w : block.weights)
       if (w.trained) all += static_cast<double>(w.shape.elements());
     for (const Weight& w : block.weights)
-      if (w.trained)
+      if (w.trained) call(Bytes{static_cast<std::int64_t>(bytes * static_cast<double>(w.shape.elements()) / all)});
+  }
+
+  /// What one data rank owns of the flattened weights. Where gradients are reduced in one piece
+  /// after the backward pass (no buckets), a rank owns a run of whole weights, the last layer's first; with buckets a
+  /// part of every weight.
+  void hold_owned(std::int64_t bytes, double of_element) {
+    double all = 0;
+    for (const Slot& s : program_.slots)
+      for (const Weight& w : program_.blocks[index(s.block)].weights)
+        if (w.trained && !w.adapter) all += static_cast<double>(w.shape.elements());
+    const bool run = !problem_.runtime.overlap_reduce;
+    double left = static_cast<double>(bytes);
+    const double widest = run ? of_element : left / std::max(all, 1.0);
+    for (auto s = program_.slots.rbegin(); s != program_.slots.rend(); ++s) {
+      for (const Weight& w : program_.blocks[index(s->block)].weights) {
+        if (!w.trained || w.adapter || left < 1) continue;
+        const double piece = std::min(left, widest * static_cast<double>(w.shape.elements()));
+        hold({static_cast<std::int64_t>(piece)});
+        left -= piece;
+      }
+    }
+    if (left >= 1) hold({static_cast<std::int64_t>(left)});
+  }
+
+  /// AdamW's moments, two per trained weight.
+  void hold_moments() {
+    const Runtime& runtime = problem_.runtime;
+    std::int64_t owned = 0;
+    for (const Slot& s : program_.slots) {
+      if (runtime.distributed_optimizer && runtime.compute_copy)
+        owned += s.state.optimizer.value;
+      else
         for (int moment = 0; moment < 2; ++moment)
-          hold({static_cast<std::int64_t>(static_cast<double>(slot.state.optimizer.value) / 2 *
-                                          static_cast<double>(w.shape.elements()) / all)});
+          each_share(s, static_cast<double>(s.state.optimizer.value) / 2, [&](Bytes b) { hold(b); });
+    }
+    const double each = runtime.moment == DType::f32 ? 4 : 2;
+    if (owned > 0) hold_owned(owned / 2, each), hold_owned(owned - owned / 2, each);
   }
 
   /// Transformer Engine returns a cached stand-in for a gradient that went straight into the accumulated one: one per
@@ -217,6 +277,8 @@ class Replay {
     // Gradients come to be in a step's first backward pass, unless they live in a buffer of their own.
     if (const auto [it, fresh] = gradients_.try_emplace(i.slot, -1); fresh && !problem_.runtime.distributed_optimizer)
       it->second = take(program_.slots[index(i.slot)].state.gradients);
+    if (problem_.runtime.kept.contains("update_in_backward"))  // used and freed before the next layer's
+      drop(gradients_[i.slot]), gradients_[i.slot] = -1;
     std::map<ValueId, Buffer> live = std::move(kept_[{i.slot, i.micro_batch}]);
     kept_.erase({i.slot, i.micro_batch});
     for (std::size_t o = 0; o < block.output_grads.size(); ++o) {
@@ -263,6 +325,7 @@ class Replay {
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
   std::vector<Buffer> unreduced_;
   Buffer gradient_ = -1;
+  bool refused_ = false;
 };
 
 }  // namespace

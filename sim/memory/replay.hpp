@@ -9,8 +9,9 @@
 namespace moeplan {
 
 struct ReplayedPeak {
-  Bytes allocated{};  ///< max_memory_allocated
-  Bytes reserved{};   ///< max_memory_reserved
+  Bytes allocated{};     ///< max_memory_allocated
+  Bytes reserved{};      ///< max_memory_reserved
+  bool refused = false;  ///< the capacity of the options did not hold it, unused segments given back
 };
 
 /// Two steps are played: the first leaves the segments that the second finds. Of many micro-batches those that fill the
