@@ -50,7 +50,8 @@ Four pass(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, Pas
     const Four compute = kBackward ? k.backward : k.forward, reduce = kBackward ? k.reduce : Four{};
     double count = run(i).count;
     if (options.prefetch == 0) {
-      if (!gathered(k)) { idle_lane(at, compute, reduce, count); continue; }
+      // A slot without a pass (a frozen embedding's backward) is never gathered.
+      if (!gathered(k) || compute.v[0] <= 0) { idle_lane(at, compute, reduce, count); continue; }
       if (i == 0 && options.first_is_there) { idle_lane(at, compute, reduce); count -= 1; }
       if (count <= 0) continue;
       after(at, compute, k.gather, reduce);
@@ -84,6 +85,7 @@ Four walk(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, Pas
   Four now{}, lane{};
   std::int64_t issued = 0;
   for (std::int64_t s = 0; s < n; ++s) {
+    if ((kBackward ? slots[static_cast<std::size_t>(s)]->backward : slots[static_cast<std::size_t>(s)]->forward).v[0] <= 0) continue;
     for (; issued < n && issued <= s + options.prefetch; ++issued) {
       const Four& g = slots[static_cast<std::size_t>(issued)]->gather;
       if (!options.gathers || g.v[0] <= 0 || (issued == 0 && options.first_is_there)) continue;

@@ -68,6 +68,17 @@ TEST_P(NoContention, TheEngineEqualsTheClosedForm) {
 INSTANTIATE_TEST_SUITE_P(Models, NoContention,
                          testing::Combine(testing::Values("qwen3-30b-a3b", "deepseek-v2-lite"), testing::Values(1, 2, 4), testing::Values(1, 3, 8)));
 
+// With adapters the embedding has no backward pass, so without prefetch nothing asks for its weights there.
+TEST(Prefetch, NothingWaitsForTheGatherOfAFrozenEmbedding) {
+  const Problem p = problem("qwen3-30b-a3b", 16);
+  Plan plan = a_plan(p, {.ep = 8, .dp_replicate = 2, .dp_shard = 8, .expert_shard = 2});
+  for (const std::int64_t ahead : {0, 1, 2}) {
+    plan.prefetch = ahead;
+    const Simulated s = simulated(p, plan);
+    EXPECT_NEAR(s.seconds(), forecast(p, plan).step.value, rounding(s)) << ahead;
+  }
+}
+
 class Sharded : public testing::TestWithParam<std::tuple<const char*, int, Training>> {};
 
 // FSDP gathers run under the blocks before them, reductions under the blocks after, on one stage and on several.
