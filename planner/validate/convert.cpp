@@ -138,8 +138,26 @@ DType compute_of(const Row& row) {
 Recompute recompute_of(const Row& row) {
   const std::string r = lower(row.recompute);
   if (r.empty() || any_of(r, {"none", "not set", "selective: core_attn"}) || r == "false") return Recompute::none;
+  // MaxText's save_dot_with_context_except_mlp repeats the feed-forward products: 0.8 of a layer's.
+  if (any_of(r, {"except_mlp"})) return Recompute::full;
   if (any_of(r, {"selective", "rmsnorm", "save_dot", "per-op"})) return Recompute::selective;
   return Recompute::full;
+}
+
+/// The row names a preset, or nothing: what was recomputed is not known.
+bool recompute_unsaid(const Row& row) {
+  const std::string r = lower(row.recompute);
+  return r.empty() ||
+         any_of(r, {"not set", "none set in workload preset", "none stated", "none in recipe", "see script"});
+}
+
+/// What the row says is in host memory. Shares below all of it count as none.
+Offload offload_of(const Row& row) {
+  const std::string o = lower(row.offload);
+  if (any_of(o, {"parameter offload", "fsdp cpu offload"}) || o == "cpu offload") return Offload::optimizer_weights;
+  if (any_of(o, {"activation"})) return Offload::activations;
+  if (any_of(o, {"optimizer"}) && !any_of(o, {"25%", "50%", "75%"})) return Offload::optimizer;
+  return Offload::none;
 }
 
 Sharding sharding_of(const Row& row, Sharding otherwise) {
@@ -217,6 +235,8 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   plan.frozen_storage = storage_of(row);
   plan.loss_chunks = runtime.whole_logits || !runtime.fused_loss ? 1 : 8;
   plan.prefetch = runtime.prefetch;
+  plan.offload = offload_of(row);
+  if (p.cp > 1 && contains(described(row), "CP a2a")) plan.context_exchange = ContextExchange::all_to_all;
   plan.reshard_after_forward = lower(row.sharding).find("no reshard") == std::string::npos;
   return plan;
 }
@@ -272,11 +292,14 @@ void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
   runtime.kept["stream"] += 2 * (tp - 1);
 }
 
-/// More tensor ranks than key and value heads: each rank holds a head that others hold too, as if there were one for each.
+/// More tensor ranks than key and value heads: each rank holds a head that others hold too, as if there were one for
+/// each.
 void repeat_kv_heads(ModelSpec& model, std::int64_t tp) {
   for (LayerSpec& layer : model.layers)
     for (Sublayer& s : layer.sublayers)
-      if (auto* a = std::get_if<GqaAttention>(&s.mixer); a && a->kv_heads < tp && tp % a->kv_heads == 0 && a->heads % tp == 0) a->kv_heads = tp;
+      if (auto* a = std::get_if<GqaAttention>(&s.mixer);
+          a && a->kv_heads < tp && tp % a->kv_heads == 0 && a->heads % tp == 0)
+        a->kv_heads = tp;
 }
 
 void fuse_qkv(ModelSpec& model) {
@@ -351,6 +374,14 @@ Case convert(const Row& row, const Library& library) {
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
   if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  // DeepSpeed's ZeRO-1 holds gradients in the weights' 16 bits; only its BF16 optimizer adds them up in fp32.
+  if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
+      !contains(row.optimizer.value_or(""), "fp32 grad"))
+    runtime.gradient = runtime.reduce = DType::bf16;
+  if (contains(row.optimizer.value_or(""), "optimizer-in-backward")) runtime.kept["update_in_backward"] = 1;
+  // "Selective" names the core attention where it is unfused: its scores are computed again instead of being kept.
+  if (runtime.score_kept > 0 && contains(row.recompute.value_or(""), "core_attn"))
+    runtime.score_kept = 0, runtime.score_traffic_backward += runtime.score_traffic;
   repeat_kv_heads(problem.model, row.tp.value_or(1));
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(
@@ -363,6 +394,8 @@ Case convert(const Row& row, const Library& library) {
   if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))
     repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
   out.plan = plan_of(row, problem.model, sharding, runtime);
+  out.recompute_unsaid = recompute_unsaid(row) && out.plan.recompute == Recompute::none;
+  out.paged_optimizer = contains(row.optimizer.value_or(""), "paged");
   out.every_second_product = contains(row.framework, "torchtitan") && out.plan.recompute == Recompute::selective;
   out.kind = framework && framework->profile ? "profiled"
                                              : std::string(has_experts(problem.model) ? "experts, " : "dense, ") +

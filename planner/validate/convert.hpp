@@ -25,6 +25,8 @@ struct Case {
   int virtual_stages = 1;
   bool every_second_product =
       false;  ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
+  bool paged_optimizer = false;   ///< its states move to host memory where there is no room
+  bool recompute_unsaid = false;  ///< the row does not say what was recomputed
   std::vector<Target> targets;
   bool high = false;    ///< confidence of the row
   bool failed = false;  ///< the run is said to have run out of memory

@@ -25,16 +25,43 @@ struct Stages {
   double host = 0;  ///< seconds that the host needs to issue one micro-batch on the busiest stage
 };
 
-/// The stages whose buffers differ most: first, last, and the one that the forecast finds fullest.
-Stages walk_stages(const Case& c, int worst_stage) {
+/// PyTorch's per-operator checkpointing saves the first, third, ... product of a layer; the others are made again
+/// where the backward pass first reads them.
+void forget_every_second_product(Program& program) {
+  for (Block& block : program.blocks) {
+    int products = 0;
+    for (const BlockNode& node : block.forward) {
+      const OpCall* call = std::get_if<OpCall>(&node.call);
+      if (!call || !std::holds_alternative<op::Linear>(call->op) || node.writes.empty() || ++products % 2 != 0)
+        continue;
+      const auto root = [&](ValueId v) { return block.alias[static_cast<std::size_t>(v)]; };
+      const ValueId made = root(node.writes.front());
+      if (std::erase_if(block.kept, [&](ValueId v) { return root(v) == made; }) == 0) continue;
+      for (BlockNode& reader : block.backward) {
+        if (std::none_of(reader.reads.begin(), reader.reads.end(), [&](ValueId v) { return root(v) == made; }))
+          continue;
+        reader.writes.push_back(made);
+        break;
+      }
+    }
+  }
+}
+
+/// The stages whose buffers differ most: first, last, and the one that the forecast finds fullest. Played on the
+/// device's memory, so that unused segments are given back before the answer is no; where it is no, without an end.
+Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
   const int stages = c.plan.parallelism.pp;
   Plan plan = c.plan;
   plan.micro_batches = std::min<std::int64_t>(plan.micro_batches, stages + 2);
   Stages out;
   for (const int stage : std::set<int>{0, worst_stage, stages - 1}) {
-    const Program program = lower_unverified(c.problem, plan, stage * plan.parallelism.stage_ranks());
-    const ReplayedPeak p = replay(program, c.problem, plan,
-                                  {.expandable_segments = c.problem.runtime.expandable_segments, .capacity = {}});
+    Program program = lower_unverified(c.problem, plan, stage * plan.parallelism.stage_ranks());
+    if (c.every_second_product) forget_every_second_product(program);
+    const bool expandable = c.problem.runtime.expandable_segments;
+    ReplayedPeak p = replay(program, c.problem, plan,
+                            {.expandable_segments = expandable, .capacity = c.problem.cluster.device.memory - outside});
+    out.peak.refused = out.peak.refused || p.refused;
+    if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
     std::size_t calls = 0;
@@ -49,9 +76,22 @@ Stages walk_stages(const Case& c, int worst_stage) {
 
 }  // namespace
 
-Prediction predict(const Case& c, const Words& words) {
-  const Forecast f = forecast(c.problem, c.plan);
-  const Stages stages = walk_stages(c, f.worst_stage);
+Prediction predict(const Case& said, const Words& words) {
+  Case c = said;
+  const auto outside_of = [](const Forecast& f) {
+    return f.memory[MemoryCategory::runtime_context] + f.memory[MemoryCategory::communication];
+  };
+  Forecast f = forecast(c.problem, c.plan);
+  Stages stages = walk_stages(c, f.worst_stage, outside_of(f));
+  const auto try_again = [&] {
+    f = forecast(c.problem, c.plan);
+    stages = walk_stages(c, f.worst_stage, outside_of(f));
+  };
+  if (stages.peak.refused && c.paged_optimizer && c.plan.offload == Offload::none)
+    c.plan.offload = Offload::optimizer, try_again();
+  // A run recomputed at least what it had to: the first of none, selective and full that fits.
+  for (const Recompute more : {Recompute::selective, Recompute::full})
+    if (stages.peak.refused && c.recompute_unsaid) c.plan.recompute = more, try_again();
   const auto time = [&](TimeCategory t) { return f.time[static_cast<std::size_t>(t)].value; };
   double step = f.step.value;
   if (c.virtual_stages > 1) step -= time(TimeCategory::pipeline_bubble) * (1 - 1.0 / c.virtual_stages);
@@ -67,6 +107,8 @@ Prediction predict(const Case& c, const Words& words) {
   out.step = with_band(step, Measure::step_time, c, words);
   out.allocated = with_band(allocated, Measure::peak_allocated, c, words);
   out.reserved = with_band(reserved, Measure::peak_reserved, c, words);
+  // Where live bytes fit, holes alone do not make a plan impossible: the order of allocations is only roughly known.
+  out.fits = !stages.peak.refused || allocated + outside <= static_cast<double>(c.problem.cluster.device.memory.value);
   out.device = with_band(reserved + outside, Measure::peak_reserved, c, words);
   return out;
 }

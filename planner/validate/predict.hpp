@@ -15,6 +15,8 @@ struct Prediction {
   Predicted allocated;  ///< bytes handed out by the allocator at the peak of the fullest rank
   Predicted reserved;   ///< bytes it holds
   Predicted device;     ///< what the driver reports
+  bool fits =
+      true;  ///< the device holds what is live at the peak; of a setting that the row does not say, at its least
 };
 
 [[nodiscard]] Prediction predict(const Case& c, const Words& words);

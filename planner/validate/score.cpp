@@ -30,7 +30,7 @@ RowResult score_row(const Row& row, const Library& library) {
     const Prediction p = predict(c, library.words);
     const double have = static_cast<double>(c.problem.cluster.device.memory.value);
     out.judged = c.high || c.failed;
-    if (c.failed != (p.device.value > have) && out.judged) out.wrong = Verdict{c.id, !c.failed, p.device.value, have};
+    if (c.failed == p.fits && out.judged) out.wrong = Verdict{c.id, !c.failed, p.device.value, have};
     if (c.failed) return out;  // what a run that stopped took is not what a step takes
     for (const Target& t : c.targets) {
       const Predicted& q = t.quantity == Measure::step_time        ? p.step
