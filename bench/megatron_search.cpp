@@ -161,6 +161,9 @@ class Grid {
     return *slot.price;
   }
 
+  static bool kept(const Block& b, ValueId v) { return std::find(b.kept.begin(), b.kept.end(), b.alias[static_cast<std::size_t>(v)]) != b.kept.end(); }
+  static double bytes(const Block& b, ValueId v) { return static_cast<double>(b.values[static_cast<std::size_t>(v)].bytes().value); }
+
   BlockPrice price(const Execution& e) const {
     Plan plan;
     plan.parallelism = {.pp = 1, .tp = static_cast<int>(e.tp), .dp_shard = 1};
@@ -182,9 +185,11 @@ class Grid {
             (backward ? out.backward_exchange : out.forward_exchange)[n] += collective(comm->collective, comm->payload, e.tp, net);
             // A gather before a region and a scatter after it are one all-reduce together.
             if (comm->collective == Collective::reduce_scatter) (backward ? out.backward_reduced : out.forward_reduced)[n] += collective(Collective::all_reduce, comm->payload, e.tp, net);
-            if (!backward && comm->collective == Collective::all_gather) out.again[n] += collective(comm->collective, comm->payload, e.tp, net);
+            if (!backward && comm->collective == Collective::all_gather && kept(b, node.writes.front())) out.again[n] += collective(comm->collective, comm->payload, e.tp, net);
           }
-          if (!backward && comm->collective == Collective::all_gather) out.gathered_inputs += static_cast<double>(comm->payload.value);
+          // Gathered again, the whole rows are not kept, but the part they came from is.
+          if (!backward && comm->collective == Collective::all_gather && kept(b, node.writes.front()))
+            out.gathered_inputs += bytes(b, node.writes.front()) - (kept(b, node.reads.front()) ? 0 : bytes(b, node.reads.front()));
         }
       }
     }
@@ -195,9 +200,6 @@ class Grid {
       const Value& value = b.values[static_cast<std::size_t>(v)];
       if (b.alias[static_cast<std::size_t>(v)] == v && value.shape.rank > 0 && value.shape[0] == scattered_rows) out.kept_unscattered += static_cast<double>(value.bytes().value) * static_cast<double>(e.tp - 1);
     }
-    // Full recompute keeps the gathered inputs in neither case.
-    if (e.repeat == Repeat::full) out.gathered_inputs = 0;
-    out.gathered_inputs = std::min(out.gathered_inputs, out.kept);
     out.peak = static_cast<double>(std::max(held.forward.peak(), held.backward.peak()).value);
     return out;
   }

@@ -26,7 +26,7 @@ std::vector<Choice> choices(const Grid& g, const ShardTable& table, const GroupS
       for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
         for (const bool reshard : g.reshards)
           for (const std::int64_t prefetch : g.prefetches)
-            if (g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch)) out.push_back({s, d, e, reshard, prefetch});
+            if (g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch)) out.push_back({.stages = s, .dense = d, .expert = e, .reshard = reshard, .prefetch = prefetch});
   }
   return out;
 }
@@ -103,6 +103,17 @@ void search(benchmark::State& state, const char* model, std::int64_t gpus, int t
   for (auto _ : state) decided += plan(p, o).searched;
   state.SetItemsProcessed(decided);
 }
+/// Everything that changes no result besides: schedules, virtual and uneven stages, the ways of the expert exchange.
+void wide(benchmark::State& state, const char* model, std::int64_t gpus, int threads) {
+  const Problem p = problem(model, gpus);
+  SearchOptions o;
+  o.threads = threads;
+  o.wide = true;
+  std::int64_t decided = 0;
+  for (auto _ : state) decided += plan(p, o).searched;
+  state.SetItemsProcessed(decided);
+}
+BENCHMARK_CAPTURE(wide, deepseek_v3_256_all_cores, "deepseek-v3", 256, 0)->Unit(benchmark::kMillisecond)->Iterations(1)->UseRealTime()->MeasureProcessCPUTime();
 BENCHMARK_CAPTURE(search, kimi_k3_128_one_thread, "kimi-k3", 128, 1)->Unit(benchmark::kMillisecond)->Iterations(1)->UseRealTime();
 BENCHMARK_CAPTURE(search, kimi_k3_128_all_cores, "kimi-k3", 128, 0)->Unit(benchmark::kMillisecond)->Iterations(1)->UseRealTime();
 BENCHMARK_CAPTURE(search, deepseek_v3_256_all_cores, "deepseek-v3", 256, 0)->Unit(benchmark::kMillisecond)->Iterations(1)->UseRealTime();

@@ -17,7 +17,7 @@ constexpr int kInfeasible = 3;
 
 struct PlanOptions {
   std::shared_ptr<ProblemOptions> problem;
-  std::string output;
+  std::string output, space = "narrow";
   int top = 5;
 };
 
@@ -33,6 +33,7 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   out["searched"] = answer.searched;
   out["feasible"] = answer.feasible;
   out["bounded"] = answer.bounded;
+  out["dominated"] = answer.dominated;
   out["seconds"] = seconds;
   out["rejected"] = Json::object();
   for (const auto& [rule, count] : answer.rejected) out["rejected"][rule] = count;
@@ -68,7 +69,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   const auto add = [&](std::size_t i) {
     const RankedPlan& r = answer.plans[i];
     const Forecast& f = r.forecast;
-    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
+    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism) + order_text(r.plan), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
                                  std::string(name_of(r.plan.recompute)) + (r.plan.offload == Offload::none ? "" : fmt::format(", host: {}", name_of(r.plan.offload))), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
                                  fmt::format("{:.0f}", f.tokens_per_second_per_device), percent(f.mfu), human(f.memory_p95.peak())};
     if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
@@ -112,6 +113,8 @@ Output run(const Context& context, const PlanOptions& options) {
   search.pins = options.problem->pinned();
   check_micro_batch(problem, search.pins.micro_batch.value_or(1), "--micro-batch");
   search.search_offload = options.problem->offload == "auto";
+  search.search_dispatch = options.problem->dispatch == "auto";
+  search.wide = options.space == "wide";
   search.top = options.top;
   search.threads = context.threads;
   search.full_attention_flops = options.problem->flops == "full-attention";
@@ -129,8 +132,10 @@ Output run(const Context& context, const PlanOptions& options) {
     return out;
   }
   out.text = problem_text(problem);
-  out.text += fmt::format("searched {} plans in {}: {} fit, {} of them decided by a bound\n\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible),
+  out.text += fmt::format("searched {} plans in {}: {} fit, {} of them decided by a bound\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible),
                           grouped(answer.bounded));
+  if (answer.dominated > 0) out.text += fmt::format("{} more rank behind plans that need no more memory, whether they fit or not\n", grouped(answer.dominated));
+  out.text += "\n";
   if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible, problem.cluster.devices());
   else out.text += found_text(context, problem, answer, options);
   out.text += "\n" + rejected_text(context, answer);
@@ -146,6 +151,7 @@ Command plan_command(CLI::App& program) {
   const auto options = std::make_shared<PlanOptions>();
   options->problem = add_problem_options(*app);
   app->add_option("-o,--output", options->output, "write the best plan to this file");
+  app->add_option("--search", options->space, "narrow, or wide: also schedules, virtual and uneven stages, pieces, route, placement and replicas of the expert exchange")->check(CLI::IsMember({"narrow", "wide"}));
   app->add_option("--top", options->top, "plans to list (default 5)")->check(CLI::Range(1, 10000));
   return {app, [options](const Context& context) { return run(context, *options); }};
 }

@@ -44,7 +44,7 @@ Pins ProblemOptions::pinned() const {
   if (pad) out.pad = true;
   out.context_exchange = word<ContextExchange>("--context-exchange", context_exchange);
   if (offload != "auto") out.offload = word<Offload>("--offload", offload);
-  out.dispatch = word<DType>("--dispatch", dispatch);
+  if (dispatch != "auto") out.dispatch = word<DType>("--dispatch", dispatch);
   out.route = word<DispatchRoute>("--dispatch-route", route);
   out.overflow = word<Overflow>("--overflow", overflow);
   out.placement = word<ExpertPlacement>("--expert-placement", placement);
@@ -95,7 +95,7 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   app.add_option("--virtual-stages", o->pins.virtual_stages, "chunks of layers a pipeline stage holds")->check(CLI::Range(1, 128))->group(pins);
   app.add_option("--expert-chunks", o->pins.expert_chunks, "pieces of a micro-batch whose expert exchange overlaps the experts")->check(CLI::Range(std::int64_t{1}, std::int64_t{64}))->group(pins);
   app.add_option("--stage-layers", o->pins.stage_layers, "layers of each pipeline stage, e.g. 15,16,15,15")->delimiter(',')->check(CLI::Range(std::int64_t{1}, std::int64_t{10000}))->group(pins);
-  app.add_option("--dispatch", o->dispatch, "type in which tokens travel to experts: bf16 or fp8")->group(pins);
+  app.add_option("--dispatch", o->dispatch, "type in which tokens travel to experts: bf16, fp8, or auto (plan searches both; fp8 changes results)")->group(pins);
   app.add_option("--dispatch-route", o->route, "two_hop (once to each node) or direct (once to each rank)")->group(pins);
   app.add_option("--capacity-factor", o->pins.capacity_factor, "rows an expert takes over the mean; dropless without")->check(CLI::Range(1e-3, 1024.0))->group(pins);
   app.add_option("--overflow", o->overflow, "beyond it: drop_probability, drop_position or reroute")->group(pins);

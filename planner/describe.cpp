@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/write.hpp"
 
 namespace moeplan {
@@ -89,6 +91,25 @@ std::string layout_text(const Parallelism& p) {
   if (p.dp() > 1) out += fmt::format("{}dp{}", out.empty() ? "" : " ", p.dp_replicate > 1 ? fmt::format("{}x{}", p.dp_replicate, p.dp_shard) : std::to_string(p.dp_shard));
   add("es", p.expert_shard);
   return out.empty() ? "one device" : out;
+}
+
+std::string order_text(const Plan& plan) {
+  std::string out;
+  if (plan.schedule != Schedule::one_forward_one_backward) {
+    std::string name(name_of(plan.schedule));
+    std::replace(name.begin(), name.end(), '_', ' ');
+    out += ", " + name;
+    if (plan.virtual_stages > 1) out += fmt::format(" x{}", plan.virtual_stages);
+  }
+  const auto [least, most] = std::minmax_element(plan.stage_layers.begin(), plan.stage_layers.end());
+  if (plan.stage_layers.size() > 1 && *most - *least > 1) out += fmt::format(", {} to {} layers", *least, *most);
+  const ExpertExchange& x = plan.experts;
+  if (x.chunks > 1) out += fmt::format(", {} pieces", x.chunks);
+  if (x.dispatch != ExpertExchange{}.dispatch) out += fmt::format(", {} dispatch", name_of(x.dispatch));
+  if (x.route == DispatchRoute::direct) out += ", direct";
+  if (x.placement != ExpertPlacement::contiguous) out += fmt::format(", {} placement", name_of(x.placement));
+  if (x.replicas > 0) out += fmt::format(", {} replicas", x.replicas);
+  return out;
 }
 
 std::string tuning_text(const Workload& workload) {

@@ -12,6 +12,8 @@ namespace moeplan {
 
 /// "pp2 ep64 dp4x16": the degrees that are not 1.
 [[nodiscard]] std::string layout_text(const Parallelism& p);
+/// ", interleaved x2, 5 to 8 layers, 2 pieces": what else of the order of passes and of the expert exchange is not the plainest.
+[[nodiscard]] std::string order_text(const Plan& plan);
 /// "LoRA r64 on attention, dense".
 [[nodiscard]] std::string tuning_text(const Workload& workload);
 

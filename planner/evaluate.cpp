@@ -154,6 +154,10 @@ static Plan plain(const Plan& plan) {
 
 const PricedKind& Evaluator::Group::kind(std::size_t id) { return state_->kind(id); }
 const PricedKind& Evaluator::Group::held(std::size_t id) { return state_->held(id); }
+PricedPair Evaluator::Group::pair(std::size_t forward, std::size_t backward) {
+  State& s = *state_;
+  return price_pair(s.kind(forward), s.kind(backward), s.shared, s.plan, s.load, {forward, backward});
+}
 
 MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
   if (plan.virtual_stages > 1) return standing(plain(plan));
@@ -190,7 +194,9 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     return out;
   }
   State& s = *state_;
+  const Schedule lowered_for = s.plan.schedule;   // a split backward pass is lowered as such, whatever is asked for here
   s.plan = plan;
+  s.plan.schedule = lowered_for;
   const Problem& problem = s.shared.problem;
   const Parallelism& par = plan.parallelism;
   Forecast out;
@@ -260,7 +266,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       t.backward += k.kind->time50.backward.compute.value;
       t.recompute += k.kind->time50.backward.recompute.value;
       t.expert += k.kind->time50.forward.exposed.value + k.kind->time50.backward.exposed.value;
-      for (std::size_t b = 0; b < 3; ++b) basis[b] += k.kind->time50.forward.basis[b] + k.kind->time50.backward.basis[b];
+      for (std::size_t b = 0; b < 3; ++b) basis[b] += k.kind->time50.forward.basis[b] + k.kind->time50.backward.basis[b] + k.kind->time50.weight_backward.basis[b];
       model += s.shared.flops[s.shared.kind_of[i]];
       if (i == first && stage > 0) {
         const Block& entrance = k.kind->block;

@@ -28,15 +28,26 @@ struct PricedKind {
   bool routed = false;
   std::once_flag lowered, timed;
   PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
+  PassMemory weight50, weight95;      ///< split schedules
   std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
+  std::array<Bytes, kMemoryCategories> put_off{}, put_off_more{};   ///< split schedules: the same from backward to weight gradients
   Bytes host{}, host_more{};          ///< of what is kept, in host memory, at the same loads
   double more = 1;
   BlockTime time50, time95;
-  PassSpread forward_spread, backward_spread;
+  PassSpread forward_spread, backward_spread, weight_spread;
+};
+
+/// A forward pass of one kind beside a backward pass of another.
+struct PricedPair {
+  double median = 0, p95 = 0;         ///< seconds
+  Bytes peak50, peak95;
 };
 
 /// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
 [[nodiscard]] std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& kind, double factor);
+
+/// The same of what is put off from the backward pass to the weight gradients.
+[[nodiscard]] std::array<Bytes, kMemoryCategories> put_off_at(const PricedKind& kind, double factor);
 
 /// The same of what leaves for host memory.
 [[nodiscard]] Bytes host_at(const PricedKind& kind, double factor);
@@ -64,6 +75,8 @@ class Evaluator {
     [[nodiscard]] const PricedKind& kind(std::size_t id);
     /// Same without its times and spreads.
     [[nodiscard]] const PricedKind& held(std::size_t id);
+    /// A forward and a backward pass of two kinds side by side.
+    [[nodiscard]] PricedPair pair(std::size_t forward, std::size_t backward);
 
    private:
     struct State;

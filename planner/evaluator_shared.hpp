@@ -20,8 +20,8 @@ using PlainKey = std::tuple<std::size_t, int, int, ContextExchange, StatePassing
 }
 
 /// What decides how much a layer keeps for backward at the balanced load: beyond the above only whether rows leave the rank at all.
-using KeptKey = std::tuple<PlainKey, bool, int>;
-[[nodiscard]] inline KeptKey kept_key(const Plan& p) { return {plain_key(0, p), p.parallelism.ep > 1, p.parallelism.etp}; }
+using KeptKey = std::tuple<PlainKey, bool, int, std::int64_t>;
+[[nodiscard]] inline KeptKey kept_key(const Plan& p) { return {plain_key(0, p), p.parallelism.ep > 1, p.parallelism.etp, p.experts.chunks}; }
 
 struct Evaluator::Shared {
   const Problem& problem;
@@ -41,6 +41,8 @@ struct Evaluator::Shared {
 
 /// Lowers kind `id` under a group's plan and measures what it holds at the loads of `band`.
 void hold_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
+/// A forward pass of kind `forward` beside a backward pass of kind `backward`, both held.
+[[nodiscard]] PricedPair price_pair(const PricedKind& forward, const PricedKind& backward, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::array<std::size_t, 2> ids);
 /// Prices it, once held.
 void time_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
 

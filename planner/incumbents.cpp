@@ -24,13 +24,13 @@ Found found(const Problem& problem, const Plan& block, const ShardStages& s, std
   f.peak = memory.p95;
   f.risk = out_of_memory_risk(memory.median, memory.p95, problem.cluster.device.memory.value);
   const Parallelism& p = block.parallelism;
-  f.tie = {s.pp, p.tp, p.ep, s.dense[c.dense].shard, s.expert[c.expert].shard, static_cast<std::int32_t>(block.micro_batch), static_cast<std::int32_t>(block.recompute), c.reshard, p.cp, p.etp};
+  f.tie = {s.pp * s.virtual_stages, p.tp, p.ep, s.dense[c.dense].shard, s.expert[c.expert].shard, static_cast<std::int32_t>(block.micro_batch), static_cast<std::int32_t>(block.recompute), c.reshard, p.cp, p.etp};
   return f;
 }
 
 bool better(const Found& a, const Found& b) {
-  return std::tuple(-a.bin, a.peak, a.tie, -a.throughput, a.block, a.choice.stages, a.choice.dense, a.choice.expert, !a.choice.reshard, a.choice.prefetch, a.choice.virtual_stages) <
-         std::tuple(-b.bin, b.peak, b.tie, -b.throughput, b.block, b.choice.stages, b.choice.dense, b.choice.expert, !b.choice.reshard, b.choice.prefetch, b.choice.virtual_stages);
+  return std::tuple(-a.bin, a.peak, a.tie, -a.throughput, a.block, a.choice.stages, a.choice.dense, a.choice.expert, !a.choice.reshard, a.choice.prefetch, a.choice.schedule) <
+         std::tuple(-b.bin, b.peak, b.tie, -b.throughput, b.block, b.choice.stages, b.choice.dense, b.choice.expert, !b.choice.reshard, b.choice.prefetch, b.choice.schedule);
 }
 
 void Incumbents::add(const Found& found) {

@@ -13,6 +13,16 @@ Placement placed(const ExpertExchange& x, const Shares& planned, std::int64_t gr
   return balanced(planned, p.ep, experts + x.replicas, hierarchical ? kept : 1, hierarchical ? nodes : 1);
 }
 
+BandCache::BandCache(std::size_t layers)
+    : side_(layers + 1), bands_(std::make_unique<FactorBand[]>(side_ * side_)), states_(std::make_unique<std::atomic<std::uint8_t>[]>(side_ * side_)) {}
+
+ExpertExchange LoadFactors::of_load(const ExpertExchange& x) {
+  ExpertExchange out = x;
+  const ExpertExchange any;
+  out.dispatch = any.dispatch, out.route = any.route, out.chunks = any.chunks;
+  return out;
+}
+
 LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   std::int64_t experts = 0, top_k = 1;
   moe_before_.push_back(0);
@@ -32,16 +42,21 @@ LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   sampling_ = {.sequences = kSequences, .sequence_length = problem.workload.sequence_length, .top_k = top_k};
   if (experts == 0) return;
   for (std::int64_t ep = 2; ep <= std::min(experts, problem.cluster.devices()); ++ep)
-    if (experts % ep == 0 && problem.cluster.devices() % ep == 0) degrees_.push_back(ep);
+    if (experts % ep == 0 && problem.cluster.devices() % ep == 0) {
+      degrees_.push_back(ep);
+      bands_.emplace_back(moe_before_.back());
+    }
 }
 
 const LoadFactors::Shaped* LoadFactors::shaped(const Plan& plan) const {
-  const auto at = std::find_if(shaped_.begin(), shaped_.end(), [&](const Shaped& s) { return s.exchange == plan.experts && s.ep == plan.parallelism.ep && s.etp == plan.parallelism.etp; });
+  if (plain(plan.experts)) return nullptr;
+  const ExpertExchange wanted = of_load(plan.experts);
+  const auto at = std::find_if(shaped_.begin(), shaped_.end(), [&](const Shaped& s) { return s.exchange == wanted && s.ep == plan.parallelism.ep && s.etp == plan.parallelism.etp; });
   return at == shaped_.end() ? nullptr : &*at;
 }
 
 void LoadFactors::prepare(const Plan& plan) {
-  const ExpertExchange& x = plan.experts;
+  const ExpertExchange x = of_load(plan.experts);
   const int ep = plan.parallelism.ep, etp = plan.parallelism.etp;
   if (plain(x) || experts_ == 0 || (experts_ + x.replicas) % ep != 0 || shaped(plan)) return;
   double dropped = 0;
@@ -58,6 +73,7 @@ void LoadFactors::prepare(const Plan& plan) {
   };
   Shaped out{.exchange = x, .ep = ep, .etp = etp, .table = {}};
   out.table.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, std::vector<std::int64_t>{ep}, sampling_, 16, loads);
+  out.bands = std::make_unique<BandCache>(moe_before_.back());
   out.dropped = rows > 0 ? dropped / static_cast<double>(rows) : 0;
   shaped_.push_back(std::move(out));
 }
@@ -66,7 +82,7 @@ FactorBand LoadFactors::stage(const Plan& plan, std::int64_t first, std::int64_t
   const int ep = plan.parallelism.ep;
   const std::size_t from = moe_before_[static_cast<std::size_t>(first)], to = moe_before_[static_cast<std::size_t>(last)];
   if (const Shaped* s = shaped(plan)) {
-    FactorBand band = s->table->stage(ep, from, to);
+    FactorBand band = s->bands->get(from, to, [&] { return s->table->stage(ep, from, to); });
     // Without counts on the host a receive buffer must take every expert's full capacity.
     if (plan.experts.capacity_factor && from < to)
       for (StageFactors* f : {&band.p50, &band.p95}) f->buffer = std::max(f->buffer, std::min(*plan.experts.capacity_factor, static_cast<double>(ep)));
@@ -74,7 +90,9 @@ FactorBand LoadFactors::stage(const Plan& plan, std::int64_t first, std::int64_t
   }
   if (ep <= 1 || degrees_.empty()) return {};
   std::call_once(drawn_, [&] { table_.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, degrees_, sampling_); });
-  return table_->stage(ep, from, to);
+  const auto degree = std::find(degrees_.begin(), degrees_.end(), ep);
+  if (degree == degrees_.end()) return table_->stage(ep, from, to);   // says so
+  return bands_[static_cast<std::size_t>(degree - degrees_.begin())].get(from, to, [&] { return table_->stage(ep, from, to); });
 }
 
 double LoadFactors::dropped(const Plan& plan) const {

@@ -1,7 +1,8 @@
 #pragma once
 /// What the load model means for a plan's expert exchange: rows that reach the hottest rank over the balanced share, and what is dropped.
 
-#include <map>
+#include <atomic>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -14,6 +15,32 @@ namespace moeplan {
 /// Where an exchange puts a layer's experts, whose planned shares are given: in their order, or by EPLB, hierarchically with groups of
 /// experts kept on nodes where the expert group spans some. `groups`: the model's expert groups, 1 without.
 [[nodiscard]] Placement placed(const ExpertExchange& exchange, const Shares& planned, std::int64_t groups, const Parallelism& parallelism, const ClusterSpec& cluster);
+
+/// Bands of runs of layers, remembered. From any thread: an entry is written once, by whoever claims it.
+class BandCache {
+ public:
+  explicit BandCache(std::size_t layers);
+  /// What `band()` returns, asked for at most once a run (more often while another thread is at it).
+  template <class F>
+  [[nodiscard]] FactorBand get(std::size_t first, std::size_t last, const F& band) const {
+    const std::size_t i = first * side_ + last;
+    std::atomic<std::uint8_t>& state = states_[i];
+    if (state.load(std::memory_order_acquire) == kThere) return bands_[i];
+    const FactorBand found = band();
+    std::uint8_t untouched = 0;
+    if (state.compare_exchange_strong(untouched, kClaimed, std::memory_order_acq_rel)) {
+      bands_[i] = found;
+      state.store(kThere, std::memory_order_release);
+    }
+    return found;
+  }
+
+ private:
+  static constexpr std::uint8_t kClaimed = 1, kThere = 2;
+  std::size_t side_;
+  std::unique_ptr<FactorBand[]> bands_;
+  std::unique_ptr<std::atomic<std::uint8_t>[]> states_;
+};
 
 class LoadFactors {
  public:
@@ -40,8 +67,11 @@ class LoadFactors {
     int ep = 1, etp = 1;
     std::optional<LoadTable> table;
     double dropped = 0;
+    std::unique_ptr<BandCache> bands = nullptr;
   };
   [[nodiscard]] static bool plain(const ExpertExchange& x) { return !x.capacity_factor && x.replicas == 0 && x.placement == ExpertPlacement::contiguous; }
+  /// The parts that rows depend on; the others are how they travel.
+  [[nodiscard]] static ExpertExchange of_load(const ExpertExchange& x);
   [[nodiscard]] const Shaped* shaped(const Plan& plan) const;
 
   const Problem& problem_;
@@ -49,6 +79,7 @@ class LoadFactors {
   std::int64_t experts_ = 0, groups_ = 1;
   Sampling sampling_{};
   std::vector<std::int64_t> degrees_;
+  std::vector<BandCache> bands_;          ///< by degree
   mutable std::once_flag drawn_;
   mutable std::optional<LoadTable> table_;
   std::vector<Shaped> shaped_;

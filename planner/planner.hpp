@@ -36,6 +36,9 @@ struct SearchOptions {
   int top = 5;                            ///< plans returned, best first; the Pareto front is returned besides
   int threads = 0;                        ///< 0: all cores; the answer does not depend on it
   bool search_offload = false;            ///< host memory is used where it helps
+  bool search_dispatch = false;           ///< fp8 on the way to the experts beside bf16, which changes results
+  /// All that changes no result: schedules, virtual and uneven stages, pieces, route, placement and replicas of the expert exchange.
+  bool wide = false;
   bool full_attention_flops = false;      ///< MFU convention: count causal attention whole
   std::function<void(double)> progress;   ///< called with the share decided, from any thread
 };
@@ -43,6 +46,7 @@ struct SearchOptions {
 struct Answer {
   std::int64_t searched = 0, feasible = 0;       ///< candidates decided, each a distinct lowering; of those, how many fit
   std::int64_t bounded = 0;                       ///< of the feasible: decided by a bound, because a faster plan needs no more memory
+  std::int64_t dominated = 0;                     ///< wide search: so decided before it was known whether they fit; searched = feasible + dominated + rejected
   std::map<std::string, std::int64_t> rejected;   ///< by rule
   std::map<std::string, std::string> example;     ///< by rule: one reason in numbers, of the candidate closest to fitting
   std::vector<RankedPlan> plans;                  ///< best step time first, then the rest of the Pareto front

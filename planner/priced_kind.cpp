@@ -34,6 +34,13 @@ std::size_t error_group(const BlockNode& node) {
   return 2000;
 }
 
+/// What grows linearly with the rows of the hottest rank: `one` at the balanced load, `much` at `more` times it.
+std::array<Bytes, kMemoryCategories> grown(std::array<Bytes, kMemoryCategories> one, const std::array<Bytes, kMemoryCategories>& much, double more, double factor) {
+  if (more > 1)
+    for (std::size_t c = 0; c < kMemoryCategories; ++c) one[c].value += std::llround(static_cast<double>(much[c].value - one[c].value) * (factor - 1) / (more - 1));
+  return one;
+}
+
 /// What a kind is lowered and priced under.
 struct Setting {
   const Evaluator::Shared& shared;
@@ -61,13 +68,8 @@ struct Setting {
 
 }  // namespace
 
-std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor) {
-  std::array<Bytes, kMemoryCategories> out = k.kept;
-  if (k.more > 1)
-    for (std::size_t c = 0; c < kMemoryCategories; ++c)
-      out[c].value += std::llround(static_cast<double>(k.kept_more[c].value - k.kept[c].value) * (factor - 1) / (k.more - 1));
-  return out;
-}
+std::array<Bytes, kMemoryCategories> kept_at(const PricedKind& k, double factor) { return grown(k.kept, k.kept_more, k.more, factor); }
+std::array<Bytes, kMemoryCategories> put_off_at(const PricedKind& k, double factor) { return grown(k.put_off, k.put_off_more, k.more, factor); }
 
 Bytes host_at(const PricedKind& k, double factor) {
   if (k.more <= 1) return k.host;
@@ -79,11 +81,13 @@ void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.block = setting.lowered(1.0);
   const BlockMemory balanced = block_memory(k.block);
   k.kept = balanced.kept;
+  k.put_off = balanced.put_off;
   k.host = k.host_more = k.block.host;
   k.routed = std::any_of(k.block.values.begin(), k.block.values.end(), [](const Value& v) { return v.ragged; });
   if (!k.routed || load.p95.buffer == 1.0) {
     k.forward50 = k.forward95 = balanced.forward;
     k.backward50 = k.backward95 = balanced.backward;
+    k.weight50 = k.weight95 = balanced.weight_backward;
     return;
   }
   k.rows = setting.rows(k.block);
@@ -95,7 +99,10 @@ void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.backward50 = m50.backward;
   k.forward95 = m95.forward;
   k.backward95 = m95.backward;
+  k.weight50 = m50.weight_backward;
+  k.weight95 = m95.weight_backward;
   k.kept_more = m95.kept;
+  k.put_off_more = m95.put_off;
   k.more = load.p95.buffer;
 }
 
@@ -110,7 +117,8 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step)).second; });
   const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
   k.forward_spread = spread_of(priced.first(k.block.forward.size()));
-  k.backward_spread = spread_of(priced.subspan(k.block.forward.size()));
+  k.backward_spread = spread_of(priced.subspan(k.block.forward.size(), k.block.backward.size()));
+  k.weight_spread = spread_of(priced.subspan(k.block.forward.size() + k.block.backward.size()));
   k.time95 = k.time50;
   if (!k.routed || load.p95.step == load.p50.step) return;
   // Of the calls those on rows and the exchange itself take another time.
@@ -127,6 +135,30 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
       return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step) : seen[i].second;
     });
   });
+}
+
+PricedPair price_pair(const PricedKind& f, const PricedKind& b, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::array<std::size_t, 2> ids) {
+  const auto at = [&](const PricedKind& k, std::size_t id, double scale) {
+    if (!k.routed) return k.block;
+    if (!k.rows) return Setting{shared, plan, id}.lowered(scale);
+    Block out = k.block;
+    set_routed_scale(out, *k.rows, scale);
+    return out;
+  };
+  const Setting setting{shared, plan, ids[0]};
+  const auto seconds = [&](double scale) {
+    return block_time(side_by_side(at(f, ids[0], scale), at(b, ids[1], scale)), [&](const BlockNode& n) { return setting.price(n, scale); }).forward.total.value;
+  };
+  const auto bytes = [&](double scale) {
+    const Block forward = at(f, ids[0], scale), backward = at(b, ids[1], scale);
+    return side_by_side_memory(side_by_side(forward, backward), forward, backward).peak();
+  };
+  PricedPair out;
+  out.median = seconds(load.p50.step);
+  out.p95 = load.p95.step == load.p50.step ? out.median : seconds(load.p95.step);
+  out.peak50 = bytes(load.p50.buffer);
+  out.peak95 = load.p95.buffer == load.p50.buffer ? out.peak50 : bytes(load.p95.buffer);
+  return out;
 }
 
 }  // namespace moeplan

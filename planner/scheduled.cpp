@@ -105,10 +105,10 @@ class Scheduled {
       take_memory(s, stage, out);
       const StateBytes& state = s.memory50.state;
       const double stepped = state.trained_elements > 0 ? c_.prices.price(optimizer_call(state, c_.problem.workload.optimizer)).median.value : 0.0;
-      optimizer[static_cast<std::size_t>(stage)] = std::max(stepped, copied(optimizer_copy(state).payload));
+      optimizer[static_cast<std::size_t>(stage)] = std::max(stepped, copied(optimizer_copy(state).payload)) + once_a_step(s);
     }
     const double exchange = collective(Collective::send_receive, Group::pipeline, crossing);
-    const double tail = *std::max_element(optimizer.begin(), optimizer.end());
+    const double tail = *std::max_element(optimizer.begin(), optimizer.end()) + c_.problem.runtime.step_overhead.value;
     const double step = turns_seconds(order, plan_.virtual_stages, exchange, [&](std::size_t s, std::size_t k) -> const TurnTime& {
       const TurnTime& t = at50[s].time(order[s][k]);
       busy[s] += t.duration, blocks[s] += t.blocks, exposed[s] += t.exposed;
@@ -128,7 +128,23 @@ class Scheduled {
     std::vector<IssueChunk> chunks;
     ListMemory memory50, memory95;
     std::vector<const LoweredKind*> kinds;
+    std::vector<double> once_gather, once_reduce;
   };
+
+  /// What crosses the network once a step: the reduction hides under the last backward pass but for its first slot, the gathering of
+  /// updated weights under the first forward pass but for that slot.
+  [[nodiscard]] double once_a_step(const Stage& s) const {
+    const Runtime& runtime = c_.problem.runtime;
+    double forward = 0, backward = 0, gather = 0, reduce = 0;
+    for (std::size_t i = 0; i < s.kinds.size(); ++i) {
+      const BlockTime& t = s.kinds[i]->took50;
+      forward += t.forward.total.value;
+      backward += t.backward.total.value + t.weight_backward.total.value;
+      gather += s.once_gather[i];
+      reduce += s.once_reduce[i];
+    }
+    return (runtime.overlap_reduce ? std::max(s.once_reduce.front(), reduce - backward) : reduce) + (runtime.overlap_gather ? std::max(s.once_gather.front(), gather - forward) : gather);
+  }
 
   [[nodiscard]] std::int64_t layers() const { return static_cast<std::int64_t>(c_.problem.model.layers.size()); }
 
@@ -180,7 +196,7 @@ class Scheduled {
   struct Sharding {
     SlotSharding cut;
     StateBytes state;
-    double gather = 0, reduce = 0;
+    double gather = 0, reduce = 0, once_gather = 0, once_reduce = 0;
   };
   const Sharding& sharding(const LoweredKind& k) {
     const auto [it, fresh] = sharding_.try_emplace(&k);
@@ -190,11 +206,15 @@ class Scheduled {
     const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
     s.cut = slot_sharding(k.time50, c_.problem, plan_);
     s.state = state_bytes(k.time50, c_.problem, plan_);
-    s.gather = copied(s.cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, s.cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, s.cut.expert_gather);
-    s.reduce = collective(Collective::all_reduce, Group::tensor, s.cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, s.cut.dense_reduce) +
-               collective(Collective::all_reduce, Group::data_replicate, share(s.cut.dense_reduce, par.dp_shard * par.cp)) +
-               collective(Collective::reduce_scatter, Group::expert_data_shard, s.cut.expert_reduce) +
-               collective(Collective::all_reduce, Group::expert_data_replicate, share(s.cut.expert_reduce, par.expert_shard));
+    const Runtime& runtime = c_.problem.runtime;
+    const double together = collective(Collective::all_gather, Group::data_shard, s.cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, s.cut.expert_gather);
+    const double summed = collective(Collective::all_reduce, Group::tensor, s.cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, s.cut.dense_reduce) +
+                          collective(Collective::all_reduce, Group::data_replicate, share(s.cut.dense_reduce, par.dp_shard * par.cp)) +
+                          collective(Collective::reduce_scatter, Group::expert_data_shard, s.cut.expert_reduce) +
+                          collective(Collective::all_reduce, Group::expert_data_replicate, share(s.cut.expert_reduce, par.expert_shard));
+    (runtime.distributed_optimizer ? s.once_gather : s.gather) = together;
+    (runtime.reduce_once ? s.once_reduce : s.reduce) = summed;
+    s.gather += copied(s.cut.host_fetch);
     return s;
   }
 
@@ -234,7 +254,7 @@ class Scheduled {
 
   void add_slot(Stage& s, std::int32_t layer, int chunk, const FactorBand& load) {
     const LoweredKind& k = kind(layer);
-    const auto& [cut, state, gather, reduce] = sharding(k);
+    const auto& [cut, state, gather, reduce, once_gather, once_reduce] = sharding(k);
     s.kinds.push_back(&k);
     s.time50.push_back({&k.time50, k.took50, gather, reduce});
     s.time95.push_back({&k.time95, k.took95, gather, reduce});
@@ -248,6 +268,8 @@ class Scheduled {
     m95.put_off = grown(k.put_off, k.memory95.put_off, load.p95.saved);
     s.memory50.slots.push_back(std::move(m50));
     s.memory95.slots.push_back(std::move(m95));
+    s.once_gather.push_back(once_gather);
+    s.once_reduce.push_back(once_reduce);
     s.memory50.state += state;
     s.memory95.state += state;
   }
@@ -263,12 +285,17 @@ class Scheduled {
       memory.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& { return pairs_.of(s.kinds[index(f)]->*buffers, s.kinds[index(b)]->*buffers); };
       return list_memory(list, memory, c_.problem.runtime, plan_.parallelism);
     };
-    const MemoryBreakdown p50 = peak(s.memory50, &LoweredKind::buffers50), p95 = peak(s.memory95, &LoweredKind::buffers95);
+    MemoryBreakdown p50 = peak(s.memory50, &LoweredKind::buffers50), p95 = peak(s.memory95, &LoweredKind::buffers95);
+    // Host memory is that of the rank which puts most there, whatever stage is fullest.
+    p50.host = std::max(p50.host, stage == 0 ? Bytes{} : out.memory.host);
+    p95.host = std::max(p95.host, stage == 0 ? Bytes{} : out.memory_p95.host);
     if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;
     if (stage == 0 || p95.peak() > out.memory_p95.peak()) {
       out.memory_p95 = p95;
       out.worst_stage = stage;
     }
+    out.memory.host = p50.host;
+    out.memory_p95.host = p95.host;
   }
 
   void put_times(Forecast& out, int stage, double blocks, double exposed, double busy, double exchange, double step, double tail) {

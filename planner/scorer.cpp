@@ -24,12 +24,16 @@ Four lanes(const PassTime& median, const PassTime& p95, const PassSpread& spread
   return {{t, p95.total.value, std::max(0.0, t - spread.below), t + spread.above}};
 }
 
+/// Time on the compute lane alone, at the same ends.
+Four busy(const PassTime& median, const PassTime& p95, const PassSpread& spread) {
+  const auto lane = [](const PassTime& t) { return (t.compute + t.recompute).value; };
+  return {{lane(median), lane(p95), std::max(0.0, lane(median) - spread.below), lane(median) + spread.above}};
+}
+
 }  // namespace
 
-bool GroupScorer::covers(const Plan& plan) { return plan.schedule == Schedule::one_forward_one_backward && plan.virtual_stages == 1 && plan.micro_batches >= plan.parallelism.pp; }
-
 GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table)
-    : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()) {
+    : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()), optimizer_(shared_) {
   const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
   for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
 }
@@ -40,8 +44,8 @@ void GroupScorer::hold() {
   for (std::size_t id = 0; id < shared_.example.size(); ++id) {
     const PricedKind& k = group_.held(id);
     const SlotMemory held = slot_memory(k.block, {});
-    KindPrice price{.forward = {}, .backward = {}, .forward50 = k.forward50.peak().value, .forward95 = k.forward95.peak().value, .backward50 = k.backward50.peak().value, .backward95 = k.backward95.peak().value,
-                    .carried_gradients = held.carried_gradients.value, .unreduced = held.unreduced.value, .entering = 0, .carried = 0, .has_backward = held.has_backward};
+    KindPrice price{.forward = {}, .backward = {}, .weight = {}, .busy = {}, .forward50 = k.forward50.peak().value, .forward95 = k.forward95.peak().value, .backward50 = k.backward50.peak().value, .backward95 = k.backward95.peak().value,
+                    .carried_gradients = held.carried_gradients.value, .unreduced = held.unreduced.value, .entering = 0, .carried = 0, .has_backward = held.has_backward, .has_weight = !k.block.weight_backward.empty()};
     for (std::size_t i = 0; i < k.block.inputs.size(); ++i) {
       const std::int64_t b = k.block.values[at(k.block.inputs[i])].bytes().value;
       price.entering += b;
@@ -90,6 +94,9 @@ void GroupScorer::price_times() {
     const PricedKind& k = group_.kind(id);
     kinds_[id].forward = lanes(k.time50.forward, k.time95.forward, k.forward_spread);
     kinds_[id].backward = lanes(k.time50.backward, k.time95.backward, k.backward_spread);
+    kinds_[id].weight = lanes(k.time50.weight_backward, k.time95.weight_backward, k.weight_spread);
+    kinds_[id].busy = busy(k.time50.forward, k.time95.forward, k.forward_spread) + busy(k.time50.backward, k.time95.backward, k.backward_spread) +
+                      busy(k.time50.weight_backward, k.time95.weight_backward, k.weight_spread);
   }
 }
 
@@ -109,23 +116,33 @@ void GroupScorer::prepare_times(std::size_t stages) {
     const Estimate e = shared_.links.price(CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = {t.crossing}}, where, 1.0);
     t.exchange = {{e.median.value, e.median.value, e.low.value, e.high.value}};
   }
-  for (const SplitStage& stage : s.split.stages) {
+}
+
+const Four& GroupScorer::least_step(std::size_t stages, Schedule schedule) {
+  prepare_times(stages);
+  std::optional<Four>& floor = order(stages, schedule).floor;
+  if (floor) return *floor;
+  if (schedule != Schedule::one_forward_one_backward) return floor.emplace(turn_floor(stages, schedule));
+  stages_.clear();
+  for (const SplitStage& stage : table_.stages[stages].split.stages) {
     StageSeconds sum{};
     for (std::size_t k = 0; k < kinds_.size(); ++k) {
+      if (stage.count[k] == 0) continue;
       sum.forward += kinds_[k].forward * static_cast<double>(stage.count[k]);
       sum.backward += kinds_[k].backward * static_cast<double>(stage.count[k]);
     }
     sum.forward_again = sum.forward;
     sum.backward_again = sum.backward;
-    t.floor.push_back(sum);
+    stages_.push_back(sum);
   }
+  return floor.emplace(pipeline_floor(stages_, stage_[stages].exchange, micro_batches_[stages]));
 }
 
 std::int64_t GroupScorer::transient(const Choice& c, std::size_t stage_index, bool p95) const {
   const ShardStages& s = table_.stages[c.stages];
   const SplitStage& stage = s.split.stages[stage_index];
   const std::vector<std::int64_t>& kept = p95 ? stage_[c.stages].kept95[stage_index] : stage_[c.stages].kept50[stage_index];
-  const std::vector<std::int64_t>&dense = s.dense[c.dense].gathered, &expert = s.expert[c.expert].gathered;
+  const std::vector<std::int64_t>&dense = s.dense[c.dense].prices->gathered, &expert = s.expert[c.expert].prices->gathered;
   const auto n = static_cast<std::int64_t>(stage.kinds.size());
   const auto gathered = [&](std::int64_t i) { return dense[stage.kinds[at(i)]] + expert[stage.kinds[at(i)]]; };
   const bool last = stage_index + 1 == s.split.stages.size();
@@ -166,15 +183,17 @@ std::int64_t GroupScorer::transient(const Choice& c, std::size_t stage_index, bo
 const GroupScorer::Transients& GroupScorer::transients(const Choice& c) {
   prepare(c.stages);
   const ShardStages& s = table_.stages[c.stages];
-  const std::size_t which = (s.dense[c.dense].gathers ? 1u : 0u) | (s.expert[c.expert].gathers ? 2u : 0u) | (c.reshard ? 4u : 0u) | (c.prefetch > 0 ? 8u : 0u);
-  Transients& t = stage_[c.stages].transients[which];
-  if (t.known) return t;
-  t.known = true;
+  const unsigned which = (s.dense[c.dense].gathers ? 1u : 0u) | (s.expert[c.expert].gathers ? 2u : 0u) | (c.reshard ? 4u : 0u) | (c.prefetch > 0 ? 8u : 0u);
+  std::vector<std::pair<unsigned, Transients>>& known = order(c.stages, c.schedule).transients;
+  for (const auto& [of, t] : known)
+    if (of == which) return t;
+  if (c.schedule != Schedule::one_forward_one_backward) return known.emplace_back(which, turn_transients(c)).second;
+  Transients t;
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
     t.median.push_back(transient(c, i, false));
     t.p95.push_back(transient(c, i, true));
   }
-  return t;
+  return known.emplace_back(which, std::move(t)).second;
 }
 
 std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const {
@@ -203,9 +222,9 @@ std::int64_t GroupScorer::states(const Choice& c) const {
 }
 
 std::optional<std::int64_t> GroupScorer::least(const Choice& c) {
-  const ShardStages& s = table_.stages[c.stages];
-  std::vector<std::int64_t>& least = stage_[c.stages].least;
-  if (least.empty()) {
+  OrderTable& t = order(c.stages, c.schedule);
+  if (t.no_least) return std::nullopt;
+  if (t.least.empty()) {
     std::vector<std::int64_t> kept;
     {
       const std::lock_guard lock(shared_.mutex);
@@ -213,19 +232,39 @@ std::optional<std::int64_t> GroupScorer::least(const Choice& c) {
       if (known == shared_.kept.end()) return std::nullopt;
       kept = known->second;
     }
-    for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
-      const SplitStage& stage = s.split.stages[i];
-      const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
-      if (load.p95.saved < 1) return std::nullopt;   // a capacity may keep less than the balanced load
-      std::int64_t all = 0;
-      for (std::size_t k = 0; k < kept.size(); ++k) all += stage.count[k] * kept[k];
-      // All micro-batches in flight, but for the slot that turns round.
-      least.push_back(all * std::min<std::int64_t>(micro_batches_[c.stages], s.pp - static_cast<std::int64_t>(i)) - kept[stage.kinds.back()]);
-    }
+    t.least = least_kept(c.stages, c.schedule, kept);
+    t.no_least = t.least.empty();
+    if (t.no_least) return std::nullopt;
   }
   std::int64_t most = 0;
-  for (std::size_t i = 0; i < least.size(); ++i) most = std::max(most, stage_states(c, i) + least[i]);
+  for (std::size_t i = 0; i < t.least.size(); ++i) most = std::max(most, stage_states(c, i) + t.least[i]);
   return with_reserve(c, most);
+}
+
+/// All micro-batches in flight at the balanced load, but for the slot that turns round. Nothing where the 95th percentile of the load may
+/// keep less.
+std::vector<std::int64_t> GroupScorer::least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const {
+  const ShardStages& s = table_.stages[stages];
+  const std::int64_t p = s.pp, v = s.virtual_stages, all = micro_batches_[stages] * v;
+  std::vector<std::int64_t> out;
+  for (std::int64_t i = 0; i < p; ++i) {
+    const SplitStage& stage = s.split.stages[at(i)];
+    // Passes of a chunk between their forward and their backward pass when the first of those begins.
+    const bool cut = schedule == Schedule::interleaved || schedule == Schedule::expert_overlap;
+    const std::int64_t flying = std::min(all, cut ? 2 * (p - 1 - i) + (v - 1) * p + 1 : p - i);
+    std::int64_t sum = 0, largest = 0;
+    for (std::int64_t c = 0; c < v; ++c) {
+      const SplitChunk& chunk = stage.chunks[at(c)];
+      if (shared_.load.stage(block_, chunk.first_layer, chunk.end_layer).p95.saved < 1) return {};   // a capacity may keep less than the balanced load
+      const std::int64_t passes = v == 1 ? flying : flying / (p * v) * p + std::clamp<std::int64_t>(flying % (p * v) - c * p, 0, p);
+      for (std::size_t k = chunk.first; k < chunk.end; ++k) {
+        sum += passes * kept[stage.kinds[k]];
+        largest = std::max(largest, kept[stage.kinds[k]]);
+      }
+    }
+    out.push_back(sum - (v == 1 && !cut ? kept[stage.kinds.back()] : largest));
+  }
+  return out;
 }
 
 PeakBytes GroupScorer::memory(const Choice& c) {
@@ -244,22 +283,26 @@ PeakBytes GroupScorer::memory(const Choice& c) {
   return {with_reserve(c, out.states), with_reserve(c, out.median), with_reserve(c, out.p95), out.host};
 }
 
-Four GroupScorer::after_passes(const Choice& c) const {
+Four GroupScorer::after_passes(const Choice& c) {
   const ShardStages& s = table_.stages[c.stages];
+  const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
   const Runtime& runtime = shared_.problem.runtime;
   const std::size_t pair = c.dense * s.expert.size() + c.expert;
   const Four fixed = Four::of(runtime.step_overhead.value);
-  if (!runtime.reduce_once && !runtime.distributed_optimizer) return s.optimizer[pair] + fixed;
+  const bool once = runtime.reduce_once || runtime.distributed_optimizer;
+  if (!once && !s.optimizer.empty()) return s.optimizer[pair] + fixed;
+  const std::vector<Four> fresh = s.stage_optimizer.empty() ? optimizer_.of(dense, expert) : std::vector<Four>{}, &stepped = s.stage_optimizer.empty() ? fresh : s.stage_optimizer[pair];
   // What crosses the network once a step hides under the first forward or the last backward pass, but for the first slot's.
-  const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
   const auto at_median = [](Four t) { t.v[1] = t.v[0]; return t; };
   Four slowest{};
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
-    const std::size_t entrance = s.split.stages[i].kinds.front();
-    const Four gather = dense.stage_gather[i] + expert.stage_gather[i], reduce = dense.stage_reduce[i] + expert.stage_reduce[i];
-    Four t = s.stage_optimizer[pair][i];
-    t += runtime.overlap_reduce ? max(dense.once_reduce[entrance] + expert.once_reduce[entrance], reduce - at_median(stages_[i].backward)) : reduce;
-    t += runtime.overlap_gather ? max(dense.once_gather[entrance] + expert.once_gather[entrance], gather - at_median(stages_[i].forward)) : gather;
+    Four t = stepped[i];
+    if (once) {
+      const std::size_t entrance = s.split.stages[i].kinds.front();
+      const Four gather = dense.stage_gather[i] + expert.stage_gather[i], reduce = dense.stage_reduce[i] + expert.stage_reduce[i];
+      t += runtime.overlap_reduce ? max(dense.prices->once_reduce[entrance] + expert.prices->once_reduce[entrance], reduce - at_median(stages_[i].backward)) : reduce;
+      t += runtime.overlap_gather ? max(dense.prices->once_gather[entrance] + expert.prices->once_gather[entrance], gather - at_median(stages_[i].forward)) : gather;
+    }
     slowest = max(slowest, t);
   }
   return slowest + fixed;
@@ -267,6 +310,7 @@ Four GroupScorer::after_passes(const Choice& c) const {
 
 Four GroupScorer::step(const Choice& c) {
   prepare_times(c.stages);
+  if (c.schedule != Schedule::one_forward_one_backward) return turn_step(c);
   const ShardStages& s = table_.stages[c.stages];
   const bool same = c.reshard || s.pp == 1;
   classes_.resize(s.split.classes.size());
@@ -300,7 +344,7 @@ Four GroupScorer::pass(const std::vector<SlotRun>& runs, std::size_t of_class, b
 }
 
 void GroupScorer::set_slots(const Choice& c) {
-  const ShardEntry &dense = table_.stages[c.stages].dense[c.dense], &expert = table_.stages[c.stages].expert[c.expert];
+  const ShardPrices &dense = *table_.stages[c.stages].dense[c.dense].prices, &expert = *table_.stages[c.stages].expert[c.expert].prices;
   for (std::size_t k = 0; k < kinds_.size(); ++k)
     slots_[k] = {kinds_[k].forward, kinds_[k].backward, dense.gather[k] + expert.gather[k], dense.reduce[k] + expert.reduce[k]};
   if (offloads_weights(block_.offload))
@@ -317,10 +361,10 @@ Four GroupScorer::step(const Choice& c, const Plan& given) {
 }
 
 Four GroupScorer::floor(const Choice& c) {
-  prepare_times(c.stages);
   const ShardStages& s = table_.stages[c.stages];
-  return pipeline_floor(stage_[c.stages].floor, stage_[c.stages].exchange, micro_batches_[c.stages]) + s.optimizer[c.dense * s.expert.size() + c.expert] +
-         Four::of(shared_.problem.runtime.step_overhead.value);
+  const Four optimizer = s.optimizer.empty() ? Four{} : s.optimizer[c.dense * s.expert.size() + c.expert];
+  const Four passes = c.schedule == Schedule::one_forward_one_backward ? least_step(c.stages, c.schedule) : max(least_step(c.stages, c.schedule), turn_floor(c));
+  return passes + optimizer + Four::of(shared_.problem.runtime.step_overhead.value);
 }
 
 Plan GroupScorer::plan(const Choice& c) const {
@@ -334,6 +378,8 @@ Plan GroupScorer::plan(const Choice& c) const {
   out.stage_layers = s.split.stage_layers;
   out.reshard_after_forward = c.reshard;
   out.prefetch = c.prefetch;
+  out.schedule = c.schedule;
+  out.virtual_stages = s.virtual_stages;
   return out;
 }
 

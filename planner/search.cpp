@@ -14,6 +14,7 @@
 #include "planner/intervals.hpp"
 #include "planner/rules.hpp"
 #include "planner/space.hpp"
+#include "sim/program/schedules/schedule.hpp"
 
 namespace moeplan {
 namespace {
@@ -33,7 +34,7 @@ struct Miss {
 
 /// What one group of candidates came to. Groups are merged in order, so that threads do not show in the answer.
 struct GroupResult {
-  std::int64_t searched = 0, feasible = 0, bounded = 0, states = 0, peaks = 0;   ///< the last two: rejected by memory
+  std::int64_t searched = 0, feasible = 0, bounded = 0, dominated = 0, states = 0, peaks = 0;   ///< the last two: rejected by memory
   std::map<std::string, std::int64_t> rejected;
   std::map<std::string, std::string> example;
   Miss nearest_states, nearest_peak;
@@ -44,12 +45,13 @@ struct GroupResult {
 class Search {
  public:
   Search(const Problem& problem, const SearchOptions& options)
-      : problem_(problem), options_(options), grid_(grid(problem, options)), shared_(problem, options.full_attention_flops), best_(static_cast<std::size_t>(std::max(1, options.top))),
+      : problem_(problem), options_(options), grid_(grid(problem, options)), shared_(problem, options.full_attention_flops), best_(static_cast<std::size_t>(std::max(1, options.top))), seed_(best_),
         arena_(options.threads > 0 ? std::min(options.threads, tbb::info::default_concurrency()) : tbb::task_arena::automatic) {
     for (const Grid::Block& b : grid_.blocks) shared_.prepare(b.plan);
   }
 
   Answer run() {
+    if (options_.wide) plant_seed();
     make_tables();
     results_.resize(grid_.blocks.size());
     for (std::size_t first = 0; first < grid_.blocks.size(); first += kRound) {
@@ -90,12 +92,24 @@ class Search {
     });
   }
 
+  /// What the narrow search finds is in the wide space too: what it beats need not be looked at.
+  void plant_seed() {
+    SearchOptions narrow = options_;
+    narrow.wide = false;
+    narrow.progress = {};
+    Search first(problem_, narrow);
+    (void)first.run();
+    for (const Found& f : first.best_.kept()) seed_.add(f);
+    seeded_ = !seed_.kept().empty();
+  }
+
   /// One table per weights and layouts, shared by micro-batches and recompute.
   void make_tables() {
-    std::map<std::tuple<std::size_t, DType, Offload>, std::size_t> known;
+    std::map<std::tuple<std::size_t, DType, Offload, std::int64_t>, std::size_t> known;
     std::vector<std::size_t> example;
     for (std::size_t i = 0; i < grid_.blocks.size(); ++i) {
-      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, grid_.blocks[i].plan.frozen_storage, grid_.blocks[i].plan.offload}, example.size());
+      const Plan& plan = grid_.blocks[i].plan;
+      const auto [it, fresh] = known.try_emplace({grid_.blocks[i].layouts, plan.frozen_storage, plan.offload, plan.experts.replicas}, example.size());
       if (fresh) example.push_back(i);
       table_of_.push_back(it->second);
     }
@@ -103,57 +117,88 @@ class Search {
     arena_.execute([&] {
       tbb::parallel_for(std::size_t{0}, example.size(), [&](std::size_t t) {
         const Grid::Block& b = grid_.blocks[example[t]];
-        tables_[t] = shard_table(shared_.shared(), b.plan, grid_.layouts[b.layouts]);
+        tables_[t] = shard_table(shared_.shared(), b.plan, grid_.layouts[b.layouts], grid_.splits);
       });
     });
   }
 
-  /// Calls `f` for each distinct choice of a group that the rules let pass; counts the others.
+  /// Stages of one number that the rules let pass, with their orders.
+  struct Passed {
+    std::size_t stages = 0;
+    std::vector<Schedule> orders;
+  };
+
+  /// Calls `f(passed, n)` for each number of stages, n the candidates of one order; counts what the rules reject.
   template <class F>
-  void each_choice(std::size_t block, GroupScorer& scorer, GroupResult& out, const F& f) {
+  void each_pipeline(std::size_t block, GroupScorer& scorer, GroupResult& out, const F& f) {
     const ShardTable& table = tables_[table_of_[block]];
-    const auto layers = static_cast<std::int64_t>(problem_.model.layers.size());
-    for (std::size_t s = 0; s < table.stages.size(); ++s)
-      for (const int v : grid_.virtual_stages)
-        if (grid_.holds(table.stages[s].pp, v, layers)) each_choice(block, scorer, s, v, out, f);
+    std::vector<Passed> passed;
+    for (std::size_t s = 0; s < table.stages.size();) {
+      const int pp = table.stages[s].pp;
+      const std::int64_t n = choices(block, pp);
+      passed.clear();
+      std::optional<Plan> looked;   // what the rules found no fault with; other stages and orders of it only have to fit the schedule
+      for (; s < table.stages.size() && table.stages[s].pp == pp; ++s) {
+        Passed here{s, {}};
+        for (const Schedule order : grid_.orders(grid_.blocks[block].plan, pp, table.stages[s].virtual_stages)) {
+          std::optional<Rejection> rejection;
+          if (looked && !table.stages[s].split.stages.empty()) {
+            looked->schedule = order;
+            looked->virtual_stages = table.stages[s].virtual_stages;
+            if (const std::string fault = schedule_fault(*looked); !fault.empty()) rejection = Rejection{"schedule_fits", fault};
+          } else {
+            Plan plan = example(block, scorer, s, order);
+            rejection = first_rejection(problem_, plan);
+            if (!rejection) looked = std::move(plan);
+          }
+          if (!rejection) { here.orders.push_back(order); continue; }
+          out.searched += n;
+          out.rejected[rejection->rule] += n;
+          out.example.try_emplace(rejection->rule, rejection->reason);
+        }
+        if (!here.orders.empty()) passed.push_back(std::move(here));
+      }
+      if (!passed.empty()) f(passed);
+    }
   }
 
+  /// Calls `f` for each distinct treatment of gathered weights.
   template <class F>
-  void each_choice(std::size_t block, GroupScorer& scorer, std::size_t s, int v, GroupResult& out, const F& f) {
-    const ShardStages& stages = tables_[table_of_[block]].stages[s];
-    if (const std::optional<Rejection> rejection = first_rejection(problem_, example(block, scorer, s, v))) {
-      const std::int64_t n = choices(block, stages.pp);
-      out.searched += n;
-      out.rejected[rejection->rule] += n;
-      out.example.try_emplace(rejection->rule, rejection->reason);
-      return;
-    }
-    for (std::size_t d = 0; d < stages.dense.size(); ++d)
-      for (std::size_t e = 0; e < stages.expert.size(); ++e)
-        for (const bool reshard : grid_.reshards)
-          for (const std::int64_t prefetch : grid_.prefetches)
-            if (grid_.distinct(stages.dense[d].gathers || stages.expert[e].gathers, reshard, prefetch)) f(Choice{s, d, e, reshard, prefetch, v});
+  void each_treatment(std::size_t block, Choice c, const F& f) const {
+    const ShardStages& s = tables_[table_of_[block]].stages[c.stages];
+    for (const bool reshard : grid_.reshards)
+      for (const std::int64_t prefetch : grid_.prefetches) {
+        if (!grid_.distinct(s.dense[c.dense].gathers || s.expert[c.expert].gathers, reshard, prefetch)) continue;
+        c.reshard = reshard;
+        c.prefetch = prefetch;
+        f(static_cast<const Choice&>(c));
+      }
+  }
+
+  /// Calls `f(choice)` for each distinct choice of a group that the rules let pass.
+  template <class F>
+  void each_choice(std::size_t block, GroupScorer& scorer, GroupResult& out, const F& f) {
+    each_pipeline(block, scorer, out, [&](const std::vector<Passed>& passed) {
+      const ShardStages& first = tables_[table_of_[block]].stages[passed.front().stages];
+      for (std::size_t d = 0; d < first.dense.size(); ++d)
+        for (std::size_t e = 0; e < first.expert.size(); ++e)
+          for (const Passed& each : passed)
+            for (const Schedule order : each.orders) each_treatment(block, {.stages = each.stages, .dense = d, .expert = e, .schedule = order}, f);
+    });
   }
 
   /// Rules look at stages, batch and blocks, not at how states are sharded: one plan stands for all.
-  Plan example(std::size_t block, const GroupScorer& scorer, std::size_t stages, int v) const {
+  Plan example(std::size_t block, const GroupScorer& scorer, std::size_t stages, Schedule order) const {
     const ShardStages& s = tables_[table_of_[block]].stages[stages];
     Plan plan = grid_.blocks[block].plan;
     for (const Parallelism& p : grid_.layouts[grid_.blocks[block].layouts])
       if (p.pp == s.pp) { plan.parallelism = p; break; }
     plan.micro_batches = scorer.micro_batches(stages);
-    return scheduled(std::move(plan), v);
-  }
-
-  /// The plan under the schedule that is searched.
-  Plan scheduled(Plan plan, int v) const {
-    plan.schedule = grid_.schedule;
-    plan.virtual_stages = v;
-    plan.stage_layers = grid_.split(static_cast<std::int64_t>(problem_.model.layers.size()), plan.parallelism.pp * v);
+    plan.schedule = order;
+    plan.virtual_stages = s.virtual_stages;
+    plan.stage_layers = s.split.stages.empty() ? even_stages(static_cast<std::int64_t>(problem_.model.layers.size()), s.pp * s.virtual_stages) : s.split.stage_layers;
     return plan;
   }
-
-  [[nodiscard]] bool closed_form() const { return grid_.schedule == Schedule::one_forward_one_backward && grid_.virtual_stages == std::vector<int>{1}; }
 
   std::int64_t choices(std::size_t block, int pp) const {
     std::int64_t n = 0;
@@ -171,32 +216,31 @@ class Search {
     bool fits = false;
     const std::int64_t have = problem_.cluster.device.memory.value;
     each_choice(i, scorer, unused, [&](const Choice& c) {
-      if (fits) return;
-      if (closed_form()) {
-        if (scorer.states(c) > have) return;
+      if (fits || scorer.states(c) > have) return;
+      if (closed_form(scorer, c)) {
         const PeakBytes memory = scorer.memory(c);
         fits = memory.p95 <= have && !host_overflow(problem_.cluster, {memory.host});
-      }
-      else {
-        const MemoryBreakdown m = group.forecast(scheduled(scorer.plan(c), c.virtual_stages)).memory_p95;
+      } else {
+        const MemoryBreakdown m = group.forecast(scorer.plan(c)).memory_p95;
         fits = m.peak().value <= have && !host_overflow(problem_.cluster, m.host);
       }
     });
     return fits;
   }
 
-  /// A candidate under another schedule, by the walk. Its interval is that of its price under 1F1B.
+  [[nodiscard]] static bool closed_form(GroupScorer& scorer, const Choice& c) { return c.schedule == Schedule::one_forward_one_backward || scorer.covers_schedules(); }
+
+  /// A candidate that only the walk prices. Its interval is that of its price under 1F1B.
   void walk(GroupScorer& scorer, const Choice& c, std::size_t i, GroupResult& out, Incumbents& best) {
     const std::int64_t have = problem_.cluster.device.memory.value;
-    const Plan plan = scheduled(scorer.plan(c), c.virtual_stages);
-    const std::int64_t states = out.group->standing(plan).peak().value;
-    if (states > have) { ++out.states; out.nearest_states.take(states, i, c); return; }
-    Forecast f = out.group->forecast(plan);
-    const PeakBytes memory{states, f.memory.peak().value, f.memory_p95.peak().value, f.memory_p95.host.value};
+    const Forecast f = out.group->forecast(scorer.plan(c));
+    const PeakBytes memory{scorer.states(c), f.memory.peak().value, f.memory_p95.peak().value, f.memory_p95.host.value};
     if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
     if (!host_takes(memory.host, out)) return;
     ++out.feasible;
-    Four step = scorer.step(c);
+    Choice plain = c;
+    plain.schedule = Schedule::one_forward_one_backward;
+    Four step = scorer.step(plain);
     step = step * (f.step.value / step.median());
     step.v[0] = f.step.value;
     step.v[1] = f.step_p95.value;
@@ -216,32 +260,61 @@ class Search {
   GroupResult group(std::size_t i) {
     GroupResult out;
     const Plan& block = grid_.blocks[i].plan;
-    const std::int64_t have = problem_.cluster.device.memory.value;
     out.group = std::make_unique<Evaluator::Group>(shared_, block);
     GroupScorer scorer(shared_, *out.group, block, tables_[table_of_[i]]);
     Incumbents best = best_;
-    each_choice(i, scorer, out, [&](const Choice& c) {
-      ++out.searched;
-      if (!closed_form()) { walk(scorer, c, i, out, best); return; }
-      const std::int64_t states = scorer.states(c);
-      if (states > have) { ++out.states; out.nearest_states.take(states, i, c); return; }
-      if (const auto least = scorer.least(c); least && *least > std::min(nearest_peak_.bytes, out.nearest_peak.bytes)) { ++out.peaks; return; }
-      const PeakBytes memory = scorer.memory(c);
-      if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, c); return; }
-      if (!host_takes(memory.host, out)) return;
-      ++out.feasible;
-      const ShardStages& s = tables_[table_of_[i]].stages[c.stages];
-      const double tokens = static_cast<double>(block.micro_batch * scorer.micro_batches(c.stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);
-      const Four floor = scorer.floor(c);
-      if (best.hopeless(throughput_bin(tokens / std::max(floor[Lane4::high], floor[Lane4::p95])), memory.p95)) { ++out.bounded; return; }
-      const Four step = scorer.step(c);
-      best.add(moeplan::found(problem_, block, s, i, c, memory, step, scorer.micro_batches(c.stages)));
+    each_pipeline(i, scorer, out, [&](const std::vector<Passed>& passed) {
+      const ShardStages& first = tables_[table_of_[i]].stages[passed.front().stages];
+      for (std::size_t d = 0; d < first.dense.size(); ++d)
+        for (std::size_t e = 0; e < first.expert.size(); ++e)
+          for (const Passed& each : passed) decide(scorer, {.stages = each.stages, .dense = d, .expert = e}, each.orders, i, out, best);
     });
     for (const Found& f : best.kept())
       if (f.block == i) out.found.push_back(f);
     if (out.found.empty()) out.group.reset();
     return out;
   }
+
+  /// The candidates of one layout: together where their states or a bound decide all, else one by one.
+  void decide(GroupScorer& scorer, Choice c, const std::vector<Schedule>& orders, std::size_t i, GroupResult& out, Incumbents& best) {
+    const std::int64_t have = problem_.cluster.device.memory.value;
+    const ShardStages& s = tables_[table_of_[i]].stages[c.stages];
+    const double tokens = static_cast<double>(grid_.blocks[i].plan.micro_batch * scorer.micro_batches(c.stages) * s.dp) * static_cast<double>(problem_.workload.sequence_length);
+    const auto bin = [&](const Four& floor) { return throughput_bin(tokens / std::max(floor[Lane4::high], floor[Lane4::p95])); };
+    std::int64_t n = 0;
+    each_treatment(i, c, [&](const Choice&) { ++n; });
+    out.searched += n * std::ssize(orders);
+    const std::int64_t states = scorer.states(c);
+    if (states > have) {
+      out.states += n * std::ssize(orders);
+      Choice first = c;
+      each_treatment(i, c, [&](const Choice& t) { if (n > 0) first = t, n = 0; });
+      first.schedule = orders.front();
+      out.nearest_states.take(states, i, first);
+      return;
+    }
+    for (const Schedule order : orders) {
+      c.schedule = order;
+      const auto least = scorer.least(c);
+      const bool more = least && *least > std::min(nearest_peak_.bytes, out.nearest_peak.bytes);
+      if (more || (grid_.wide && least && *least > have && seeded_)) { out.peaks += n; continue; }
+      if (grid_.wide && closed_form(scorer, c)) {
+        const std::int64_t fastest = bin(scorer.least_step(c.stages, order)), bytes = std::max(states, least.value_or(0));
+        if (hopeless(best, fastest, bytes)) { out.dominated += n; continue; }
+      }
+      each_treatment(i, c, [&](const Choice& t) {
+        if (!closed_form(scorer, t)) { walk(scorer, t, i, out, best); return; }
+        const PeakBytes memory = scorer.memory(t);
+        if (memory.p95 > have) { ++out.peaks; out.nearest_peak.take(memory.p95, i, t); return; }
+        if (!host_takes(memory.host, out)) return;
+        ++out.feasible;
+        if (hopeless(best, bin(scorer.floor(t)), memory.p95)) { ++out.bounded; return; }
+        best.add(moeplan::found(problem_, grid_.blocks[i].plan, s, i, t, memory, scorer.step(t), scorer.micro_batches(t.stages)));
+      });
+    }
+  }
+
+  [[nodiscard]] bool hopeless(const Incumbents& best, std::int64_t bin, std::int64_t peak) const { return best.hopeless(bin, peak) || seed_.hopeless(bin, peak); }
 
   /// Frees the lowered blocks of groups of which nothing is kept.
   void drop_groups(std::size_t end) {
@@ -253,7 +326,7 @@ class Search {
 
   Plan plan_of(std::size_t block, const Choice& c) {
     Evaluator::Group group(shared_, grid_.blocks[block].plan);
-    return scheduled(GroupScorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]).plan(c), c.virtual_stages);
+    return GroupScorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]).plan(c);
   }
 
   NearMiss near_miss(const Miss& miss, bool states) {
@@ -273,7 +346,7 @@ class Search {
     std::int64_t states = 0, peaks = 0;
     Miss nearest_states, nearest_peak;
     for (GroupResult& r : results_) {
-      out.searched += r.searched, out.feasible += r.feasible, out.bounded += r.bounded, states += r.states, peaks += r.peaks;
+      out.searched += r.searched, out.feasible += r.feasible, out.bounded += r.bounded, out.dominated += r.dominated, states += r.states, peaks += r.peaks;
       for (auto& [rule, count] : r.rejected) out.rejected[rule] += count;
       for (auto& [rule, reason] : r.example) out.example.try_emplace(rule, reason);
       if (r.nearest_states.bytes < nearest_states.bytes) nearest_states = r.nearest_states;
@@ -303,7 +376,7 @@ class Search {
         Evaluator::Group& group = *results_[block].group;
         const GroupScorer scorer(shared_, group, grid_.blocks[block].plan, tables_[table_of_[block]]);
         for (const std::size_t i : members) {
-          out.plans[i].plan = scheduled(scorer.plan(kept[i].choice), kept[i].choice.virtual_stages);
+          out.plans[i].plan = scorer.plan(kept[i].choice);
           out.plans[i].forecast = group.forecast(out.plans[i].plan);
           add_intervals(out.plans[i].forecast, kept[i].step, problem_);
         }
@@ -318,7 +391,8 @@ class Search {
   const SearchOptions& options_;
   Grid grid_;
   Evaluator shared_;
-  Incumbents best_;
+  Incumbents best_, seed_;
+  bool seeded_ = false;                 ///< something is known to fit
   Miss nearest_peak_;                   ///< of the rounds before: a candidate known to need more is not measured
   tbb::task_arena arena_;
   std::vector<std::size_t> table_of_;   ///< per block

@@ -24,7 +24,7 @@ Four four(const Estimate& e) { return {{e.median.value, e.median.value, e.low.va
 
 std::int64_t bytes_of(const StateBytes& s) { return (s.weights + s.adapters + s.gradients + s.optimizer).value; }
 
-ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const std::vector<Block>& weights, const Plan& plan, bool expert) {
+ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& weights, const Plan& plan, bool expert) {
   const Parallelism& par = plan.parallelism;
   const auto collective = [&](Collective c, Group g, Bytes payload) -> Four {
     const GroupShape where = group_shape(g, par);
@@ -32,16 +32,7 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
     return four(shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0));
   };
   const int degree = expert ? par.expert_shard : par.dp_shard * par.cp;
-  ShardEntry out;
-  out.shard = expert ? par.expert_shard : par.dp_shard;
-  out.gathers = degree > 1 || offloads_weights(plan.offload);
-  out.stage_states.assign(split.stages.size(), 0);
-  out.stage_trained.assign(split.stages.size(), 0);
-  out.stage_orthogonal.assign(split.stages.size(), 0);
-  out.stage_host.assign(split.stages.size(), 0);
-  out.stage_host_optimizer.assign(split.stages.size(), 0);
-  out.stage_gather.assign(split.stages.size(), {});
-  out.stage_reduce.assign(split.stages.size(), {});
+  ShardPrices out;
   const Runtime& runtime = shared.problem.runtime;
   using Moved = std::tuple<Bytes, Bytes, Bytes>;
   std::vector<Moved> priced;   // per kind: what was gathered, summed and reduced; equal kinds are priced once
@@ -65,21 +56,59 @@ ShardEntry entry(const Evaluator::Shared& shared, const StageSplit& split, const
       out.once_reduce.push_back(runtime.reduce_once ? summed : Four{});
     }
     priced.push_back(what);
+    out.reduces.push_back(cut.reduces());
     out.host_fetch.push_back(cut.host_fetch.value);
     out.gathered.push_back(cut.gathered.value);
-    const std::size_t kind = out.gathered.size() - 1;
-    for (std::size_t s = 0; s < split.stages.size(); ++s) {
-      out.stage_states[s] += split.stages[s].count[kind] * bytes_of(state);
+    out.states.push_back(bytes_of(state));
+    out.trained.push_back(state.trained_elements);
+    out.host.push_back((state.host_weights + state.host_optimizer).value);
+    out.host_optimizer.push_back(state.host_optimizer.value);
+    out.orthogonal.push_back(state.orthogonal_flops);
+  }
+  if (!expert) {
+    const StateBytes idle = idle_state(shared.problem, plan);
+    out.idle_states = bytes_of(idle);
+    out.idle_trained = idle.trained_elements;
+    out.idle_host = (idle.host_weights + idle.host_optimizer).value;
+    out.idle_host_optimizer = idle.host_optimizer.value;
+  }
+  return out;
+}
+
+/// The same summed over the slots of each stage.
+ShardEntry entry(const StageSplit& split, std::shared_ptr<const ShardPrices> prices, int shard, bool gathers, bool once) {
+  const std::size_t stages = split.stages.size();
+  ShardEntry out;
+  out.shard = shard;
+  out.gathers = gathers;
+  out.stage_states.assign(stages, 0);
+  out.stage_trained.assign(stages, 0);
+  out.stage_orthogonal.assign(stages, 0);
+  out.stage_host.assign(stages, 0);
+  out.stage_host_optimizer.assign(stages, 0);
+  if (once) out.stage_gather.assign(stages, {}), out.stage_reduce.assign(stages, {});
+  for (std::size_t s = 0; s < stages; ++s) {
+    for (std::size_t kind = 0; kind < prices->states.size(); ++kind) {
       const std::int64_t n = split.stages[s].count[kind];
-      out.stage_trained[s] += n * state.trained_elements;
-      out.stage_host[s] += n * (state.host_weights + state.host_optimizer).value;
-      out.stage_host_optimizer[s] += n * state.host_optimizer.value;
+      if (n == 0) continue;
       const auto times = static_cast<double>(n);
-      out.stage_orthogonal[s] += times * state.orthogonal_flops;
-      out.stage_gather[s] += out.once_gather[kind] * times;
-      out.stage_reduce[s] += out.once_reduce[kind] * times;
+      out.stage_states[s] += n * prices->states[kind];
+      out.stage_trained[s] += n * prices->trained[kind];
+      out.stage_host[s] += n * prices->host[kind];
+      out.stage_host_optimizer[s] += n * prices->host_optimizer[kind];
+      out.stage_orthogonal[s] += times * prices->orthogonal[kind];
+      if (!once) continue;
+      out.stage_gather[s] += prices->once_gather[kind] * times;
+      out.stage_reduce[s] += prices->once_reduce[kind] * times;
     }
   }
+  if (stages > 0) {
+    out.stage_states.front() += prices->idle_states;
+    out.stage_trained.front() += prices->idle_trained;
+    out.stage_host.front() += prices->idle_host;
+    out.stage_host_optimizer.front() += prices->idle_host_optimizer;
+  }
+  out.prices = std::move(prices);
   return out;
 }
 
@@ -92,57 +121,79 @@ std::vector<std::int64_t> layers_of(const Plan& plan, int pp, std::int64_t layer
   return out;
 }
 
-}  // namespace
-
-ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const std::vector<Parallelism>& layouts) {
-  const std::vector<Block>& weights = shared.weights.at(weight_key(block));
-  const std::vector<Block> dense = part_of(weights, false), expert = part_of(weights, true);
-  const auto layers = static_cast<std::int64_t>(shared.outline.kinds.size());
+/// Every layout of as many stages, under each of the splits.
+void add_stages(ShardTable& out, const Evaluator::Shared& shared, const Plan& block, const std::vector<const Parallelism*>& layouts, const std::vector<VirtualSplit>& splits, const std::array<std::vector<Block>, 2>& weights) {
+  const Parallelism& first = *layouts.front();
   Plan plan = block;
-  ShardTable out;
-  for (const Parallelism& p : layouts) {
-    const auto at = static_cast<std::size_t>(std::find_if(out.stages.begin(), out.stages.end(), [&](const ShardStages& s) { return s.pp == p.pp; }) - out.stages.begin());
-    if (at == out.stages.size()) {
-      out.stages.push_back({.pp = p.pp, .stage_ranks = p.stage_ranks(), .dp = p.dp(), .expert_data = p.expert_data(),
-                            .split = p.pp <= layers ? stage_split(shared, layers_of(block, p.pp, layers)) : StageSplit{}, .dense = {}, .expert = {}, .optimizer = {}, .stage_optimizer = {}});
+  std::array<std::vector<std::pair<int, std::shared_ptr<const ShardPrices>>>, 2> priced;   // dense and expert, by degree
+  for (const Parallelism* p : layouts) {
+    plan.parallelism = *p;
+    for (const std::size_t half : {0, 1}) {
+      const int shard = half == 1 ? p->expert_shard : p->dp_shard;
+      if (std::any_of(priced[half].begin(), priced[half].end(), [&](const auto& each) { return each.first == shard; })) continue;
+      priced[half].emplace_back(shard, std::make_shared<const ShardPrices>(prices(shared, weights[half], plan, half == 1)));
     }
-    ShardStages& stages = out.stages[at];
-    if (stages.split.stages.empty()) continue;   // a rule rejects it
-    plan.parallelism = p;
-    const auto missing = [](const std::vector<ShardEntry>& list, int shard) { return std::none_of(list.begin(), list.end(), [&](const ShardEntry& e) { return e.shard == shard; }); };
-    if (missing(stages.dense, p.dp_shard)) {
-      ShardEntry e = entry(shared, stages.split, dense, plan, false);
-      const StateBytes idle = idle_state(shared.problem, plan);
-      e.stage_states.front() += bytes_of(idle);
-      e.stage_trained.front() += idle.trained_elements;
-      e.stage_host.front() += (idle.host_weights + idle.host_optimizer).value;
-      e.stage_host_optimizer.front() += idle.host_optimizer.value;
-      stages.dense.push_back(std::move(e));
-    }
-    if (missing(stages.expert, p.expert_shard)) stages.expert.push_back(entry(shared, stages.split, expert, plan, true));
   }
-  std::map<std::tuple<std::int64_t, double, std::int64_t>, Four> seconds;   // by elements, flops and bytes in host memory
-  for (ShardStages& s : out.stages) {
-    for (const ShardEntry& d : s.dense) {
-      for (const ShardEntry& e : s.expert) {
-        Four slowest{};
-        std::vector<Four>& of_stage = s.stage_optimizer.emplace_back(s.split.stages.size());
-        for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
-          StateBytes state;
-          state.trained_elements = d.stage_trained[i] + e.stage_trained[i];
-          state.orthogonal_flops = d.stage_orthogonal[i] + e.stage_orthogonal[i];
-          state.host_optimizer = {d.stage_host_optimizer[i] + e.stage_host_optimizer[i]};
-          if (state.trained_elements == 0) continue;
-          const auto [it, fresh] = seconds.try_emplace({state.trained_elements, state.orthogonal_flops, state.host_optimizer.value});
-          if (fresh) {
-            it->second = four(shared.prices.price(optimizer_call(state, shared.problem.workload.optimizer)));
-            if (state.host_optimizer.value > 0) it->second = max(it->second, four(shared.links.price(optimizer_copy(state), {})));
-          }
-          slowest = max(slowest, of_stage[i] = it->second);
+  const bool once = shared.problem.runtime.reduce_once || shared.problem.runtime.distributed_optimizer, fetched = offloads_weights(block.offload);
+  OptimizerPrices optimizer(shared);
+  for (const VirtualSplit& each : splits) {
+    ShardStages s{.pp = first.pp, .stage_ranks = first.stage_ranks(), .dp = first.dp(), .expert_data = first.expert_data(), .virtual_stages = each.virtual_stages, .split = {}, .dense = {}, .expert = {},
+                  .optimizer = {}, .stage_optimizer = {}};
+    const bool held = std::all_of(each.layers.begin(), each.layers.end(), [](std::int64_t n) { return n > 0; });
+    if (held) {   // else a rule rejects it
+      s.split = stage_split(shared, each.layers, each.virtual_stages);
+      for (const auto& [shard, dense] : priced[0]) s.dense.push_back(entry(s.split, dense, shard, shard * first.cp > 1 || fetched, once));
+      for (const auto& [shard, expert] : priced[1]) s.expert.push_back(entry(s.split, expert, shard, shard > 1 || fetched, once));
+    }
+    if (splits.size() == 1) {
+      for (const ShardEntry& d : s.dense) {
+        for (const ShardEntry& e : s.expert) {
+          s.stage_optimizer.push_back(optimizer.of(d, e));
+          Four slowest{};
+          for (const Four& t : s.stage_optimizer.back()) slowest = max(slowest, t);
+          s.optimizer.push_back(slowest);
         }
-        s.optimizer.push_back(slowest);
       }
     }
+    out.stages.push_back(std::move(s));
+  }
+}
+
+}  // namespace
+
+std::vector<Four> OptimizerPrices::of(const ShardEntry& dense, const ShardEntry& expert) {
+  std::vector<Four> out(dense.stage_trained.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    StateBytes state;
+    state.trained_elements = dense.stage_trained[i] + expert.stage_trained[i];
+    state.orthogonal_flops = dense.stage_orthogonal[i] + expert.stage_orthogonal[i];
+    state.host_optimizer = {dense.stage_host_optimizer[i] + expert.stage_host_optimizer[i]};
+    if (state.trained_elements == 0) continue;
+    const auto [it, fresh] = known_.try_emplace({state.trained_elements, state.orthogonal_flops, state.host_optimizer.value});
+    if (fresh) {
+      it->second = four(shared_.prices.price(optimizer_call(state, shared_.problem.workload.optimizer)));
+      if (state.host_optimizer.value > 0) it->second = max(it->second, four(shared_.links.price(optimizer_copy(state), {})));
+    }
+    out[i] = it->second;
+  }
+  return out;
+}
+
+ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const std::vector<Parallelism>& layouts, const Splits& splits) {
+  const std::vector<Block>& weights = shared.weights.at(weight_key(block));
+  const std::array parts{part_of(weights, false), part_of(weights, true)};
+  const auto layers = static_cast<std::int64_t>(shared.outline.kinds.size());
+  std::vector<std::vector<const Parallelism*>> by_stages;   // in the order in which their numbers appear
+  for (const Parallelism& p : layouts) {
+    auto at = std::find_if(by_stages.begin(), by_stages.end(), [&](const auto& list) { return list.front()->pp == p.pp; });
+    if (at == by_stages.end()) at = by_stages.emplace(at);
+    at->push_back(&p);
+  }
+  ShardTable out;
+  for (const auto& list : by_stages) {
+    const int pp = list.front()->pp;
+    const auto given = splits.find(pp);
+    add_stages(out, shared, block, list, given != splits.end() ? given->second : std::vector{VirtualSplit{1, layers_of(block, pp, layers)}}, parts);
   }
   return out;
 }

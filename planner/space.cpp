@@ -187,10 +187,91 @@ std::vector<std::int64_t> micro_batches(const Problem& problem, const Pins& pins
 }
 
 /// Virtual stages a stage: those pinned, else what the schedule asks for.
-std::vector<int> virtual_stages(const Pins& pins, Schedule schedule) {
+std::vector<int> virtual_stages(const Pins& pins, std::optional<Schedule> schedule, bool wide) {
   if (pins.virtual_stages) return {*pins.virtual_stages};
-  if (schedule == Schedule::interleaved) return {2, 4, 8};
-  return schedule == Schedule::expert_overlap ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
+  if (!schedule) return wide ? std::vector<int>{1, 2, 4, 8} : std::vector<int>{1};
+  if (*schedule == Schedule::interleaved) return {2, 4, 8};
+  return *schedule == Schedule::expert_overlap ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
+}
+
+/// Layers that the first stage (most micro-batches in flight, the embedding) and the last (head and loss) may give to the others.
+constexpr std::int64_t kGivenAway = 3;
+
+/// Equal parts; `wide`: also with fewer layers on the first and the last stage, or on two stages on either.
+std::vector<std::vector<std::int64_t>> uneven_stages(std::int64_t layers, int pp, bool wide) {
+  std::vector<std::vector<std::int64_t>> out{even_stages(layers, pp)};
+  if (!wide || pp == 1 || pp > layers) return out;
+  const std::int64_t each = layers / pp;
+  for (std::int64_t first = pp == 2 ? -kGivenAway : 0; first <= kGivenAway; ++first) {
+    for (std::int64_t last = 0; last <= (pp == 2 ? 0 : kGivenAway); ++last) {
+      std::vector<std::int64_t> split;
+      if (pp == 2) {
+        split = {each - first, layers - each + first};
+      } else {
+        split = even_stages(layers - 2 * each + first + last, pp - 2);
+        split.insert(split.begin(), each - first);
+        split.push_back(each - last);
+      }
+      const bool held = std::all_of(split.begin(), split.end(), [](std::int64_t n) { return n > 0; });
+      if (held && std::find(out.begin(), out.end(), split) == out.end()) out.push_back(std::move(split));
+    }
+  }
+  return out;
+}
+
+/// The splits of `pp` stages.
+std::vector<VirtualSplit> splits_of(const Pins& pins, const std::vector<int>& virtual_stages, std::int64_t layers, int pp, bool wide) {
+  std::vector<VirtualSplit> out;
+  for (const int v : virtual_stages) {
+    if (v > 1 && !pins.virtual_stages && (pp == 1 || static_cast<std::int64_t>(pp) * v > layers)) continue;   // a layer each
+    if (static_cast<int>(pins.stage_layers.size()) == pp * v) out.push_back({v, pins.stage_layers});
+    else if (v > 1) out.push_back({v, even_stages(layers, pp * v)});
+    else for (auto& split : uneven_stages(layers, pp, wide && pins.stage_layers.empty())) out.push_back({1, std::move(split)});
+  }
+  return out;
+}
+
+/// Ways of the expert exchange that change no result: the pin, and in a wide search pieces that overlap, the route between nodes, placement by
+/// load, and one more slot a rank where experts are frozen.
+std::vector<ExpertExchange> exchange_options(const Problem& problem, const SearchOptions& options, const Parallelism& p, Offload offload) {
+  const Pins& pins = options.pins;
+  std::vector<ExpertExchange> out{pinned_exchange(pins)};
+  const std::int64_t experts = routed_experts(problem.model);
+  if (options.search_dispatch && !pins.dispatch && p.ep > 1) {
+    out.push_back(out.front());
+    out.back().dispatch = DType::fp8;
+  }
+  if (!options.wide || p.ep == 1 || experts == 0) return out;
+  const auto vary = [&](const auto& change) {
+    for (std::size_t i = 0, n = out.size(); i < n; ++i) {
+      ExpertExchange x = out[i];
+      change(x);
+      out.push_back(x);
+    }
+  };
+  if (!pins.route && static_cast<std::int64_t>(p.ep) * p.etp > scale_up_domain(problem.cluster)) vary([](ExpertExchange& x) { x.route = DispatchRoute::direct; });
+  if (!pins.placement && !pins.expert_replicas) {
+    const std::size_t n = out.size();
+    vary([](ExpertExchange& x) { x.placement = ExpertPlacement::balanced; });
+    if (problem.workload.experts.training == Training::frozen && experts / p.ep > 1) {
+      for (std::size_t i = 0; i < n; ++i) {
+        ExpertExchange x = out[i];
+        x.placement = ExpertPlacement::balanced;
+        x.replicas = p.ep;
+        out.push_back(x);
+      }
+    }
+  }
+  if (!pins.expert_chunks && !offloads_activations(offload)) {
+    const std::size_t n = out.size();
+    for (const std::int64_t chunks : {2, 4})
+      for (std::size_t i = 0; i < n; ++i) {
+        ExpertExchange x = out[i];
+        x.chunks = chunks;
+        out.push_back(x);
+      }
+  }
+  return out;
 }
 
 }  // namespace
@@ -203,8 +284,13 @@ std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
   return out;
 }
 
-std::vector<std::int64_t> Grid::split(std::int64_t layers, int stages) const {
-  return static_cast<int>(pinned_split.size()) == stages ? pinned_split : even_stages(layers, stages);
+std::vector<Schedule> Grid::orders(const Plan& block, int pp, int virtual_stages) const {
+  using enum Schedule;
+  if (block.schedule == zero_bubble) return virtual_stages == 1 && (pp > 1 || pinned_schedule) ? std::vector{zero_bubble} : std::vector<Schedule>{};
+  if (pinned_schedule) return {*pinned_schedule};
+  std::vector<Schedule> out{virtual_stages > 1 ? interleaved : one_forward_one_backward};
+  if (wide && block.parallelism.ep > 1) out.push_back(expert_overlap);   // without an exchange there is nothing to hide
+  return out;
 }
 
 std::vector<DType> storages(const Problem& problem) {
@@ -228,7 +314,6 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }
   Grid out;
-  out.pinned_split = pins.stage_layers;
   const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
   if (const std::int64_t sum = std::accumulate(pins.stage_layers.begin(), pins.stage_layers.end(), std::int64_t{0}); !pins.stage_layers.empty() && sum != layers)
     throw InputError("--stage-layers", fmt::format("stages_hold_layers: {} layers in all, the model has {}", sum, layers), "give numbers that add up to the model's layers");
@@ -237,14 +322,23 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   for (auto& [degrees, layouts] : by_degrees) out.layouts.push_back(std::move(layouts));
   const std::vector<Recompute> recomputes = pins.recompute ? std::vector{*pins.recompute} : std::vector{Recompute::none, Recompute::selective, Recompute::full};
   const std::vector<DType> types = pins.frozen_storage ? std::vector{*pins.frozen_storage} : storages(problem);
-  out.schedule = pins.schedule.value_or(pins.virtual_stages.value_or(1) > 1 ? Schedule::interleaved : Schedule::one_forward_one_backward);
-  out.virtual_stages = virtual_stages(pins, out.schedule);
-  out.pinned_virtual = pins.virtual_stages.has_value();
+  out.wide = options.wide;
+  out.pinned_schedule = pins.schedule;
+  if (!out.pinned_schedule && pins.virtual_stages.value_or(1) > 1) out.pinned_schedule = Schedule::interleaved;
+  const std::vector<int> virtual_degrees = virtual_stages(pins, out.pinned_schedule, options.wide);
+  for (const auto& list : out.layouts)
+    for (const Parallelism& p : list)
+      if (!out.splits.contains(p.pp)) out.splits.emplace(p.pp, splits_of(pins, virtual_degrees, layers, p.pp, options.wide));
+  // Weight gradients of their own pay where weights are trained; adapters' are a few per cent of a backward pass.
+  bool trained = false;
+  for (const Tuning* t : {&problem.workload.attention, &problem.workload.dense, &problem.workload.shared, &problem.workload.experts}) trained = trained || t->training == Training::full;
+  std::vector<Schedule> lowered{out.pinned_schedule == Schedule::zero_bubble ? Schedule::zero_bubble : Schedule::one_forward_one_backward};
+  if (options.wide && !out.pinned_schedule && trained) lowered.push_back(Schedule::zero_bubble);
   out.pinned_reshard = pins.reshard_after_forward.has_value();
   out.reshards = out.pinned_reshard ? std::vector<bool>{*pins.reshard_after_forward} : std::vector<bool>{true, false};
   out.prefetches = {problem.runtime.prefetch};
   if (pins.prefetch) out.prefetches = {*pins.prefetch};
-  else if (problem.runtime.prefetch > 0 && out.schedule == Schedule::one_forward_one_backward) out.prefetches.push_back(0);
+  else if (problem.runtime.prefetch > 0) out.prefetches.push_back(0);
   const std::vector<Offload> offloaded = offloads(problem, options);
   const Links links(problem.cluster, problem.runtime);
   for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
@@ -258,13 +352,19 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
             plan.recompute = recompute;
             plan.frozen_storage = type;
             plan.prefetch = out.prefetches.front();
-            plan.experts = pinned_exchange(pins);
             plan.context_exchange = exchange;
             plan.state_passing = passing(problem, links, pins, plan);
             plan.stage_layers = pins.stage_layers;
             for (const Offload offload : offloaded) {
               plan.offload = offload;
-              out.blocks.push_back({plan, l});
+              for (const ExpertExchange& experts : exchange_options(problem, options, plan.parallelism, offload)) {
+                plan.experts = experts;
+                for (const Schedule schedule : lowered) {
+                  if (schedule == Schedule::zero_bubble && !out.pinned_schedule && offloads_activations(offload)) continue;
+                  plan.schedule = schedule;
+                  out.blocks.push_back({plan, l});
+                }
+              }
             }
           }
         }
@@ -276,7 +376,6 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
 
 std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptions& options) {
   const Grid space = grid(problem, options);
-  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
   const std::int64_t batch = problem.workload.global_batch.value_or(default_global_batch(problem));
   std::vector<CandidateGroup> groups;
   for (const Grid::Block& block : space.blocks) {
@@ -285,17 +384,18 @@ std::vector<CandidateGroup> candidates(const Problem& problem, const SearchOptio
     for (const Parallelism& p : space.layouts[block.layouts]) {
       plan.parallelism = p;
       plan.micro_batches = std::max<std::int64_t>(1, batch / (plan.micro_batch * p.dp()));
-      for (const int v : space.virtual_stages) {
-        if (!space.holds(p.pp, v, layers)) continue;
-        plan.schedule = space.schedule;
-        plan.virtual_stages = v;
-        plan.stage_layers = space.split(layers, p.pp * v);
-        for (const bool reshard : space.reshards) {
-          for (const std::int64_t prefetch : space.prefetches) {
-            if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1 || offloads_weights(plan.offload), reshard, prefetch)) continue;
-            plan.reshard_after_forward = reshard;
-            plan.prefetch = prefetch;
-            group.plans.push_back(plan);
+      for (const VirtualSplit& split : space.splits.at(p.pp)) {
+        plan.virtual_stages = split.virtual_stages;
+        plan.stage_layers = split.layers;
+        for (const Schedule schedule : space.orders(block.plan, p.pp, split.virtual_stages)) {
+          plan.schedule = schedule;
+          for (const bool reshard : space.reshards) {
+            for (const std::int64_t prefetch : space.prefetches) {
+              if (!space.distinct(p.dp_shard * p.cp > 1 || p.expert_shard > 1 || offloads_weights(plan.offload), reshard, prefetch)) continue;
+              plan.reshard_after_forward = reshard;
+              plan.prefetch = prefetch;
+              group.plans.push_back(plan);
+            }
           }
         }
       }

@@ -2,6 +2,7 @@
 /// The candidates of a problem, as distinct plans: degrees that fold onto the cluster, micro-batch, recompute, storage.
 
 #include "planner/planner.hpp"
+#include "planner/shard_table.hpp"
 
 namespace moeplan {
 
@@ -20,10 +21,9 @@ struct Grid {
   std::vector<std::vector<Parallelism>> layouts;   ///< of equal tensor, context, expert and expert-tensor degrees
   std::vector<bool> reshards;
   std::vector<std::int64_t> prefetches;
-  Schedule schedule = Schedule::one_forward_one_backward;
-  std::vector<int> virtual_stages{1};
-  bool pinned_virtual = false;
-  std::vector<std::int64_t> pinned_split;   ///< layers of each virtual stage; empty: equal parts
+  Splits splits;                            ///< layers of the virtual stages, by number of stages
+  bool wide = false;
+  std::optional<Schedule> pinned_schedule;
   bool pinned_reshard = false;              ///< then it is taken even where it changes nothing
 
   /// Whether (reshard, prefetch) is one more plan of a layout: where nothing is gathered they change nothing, and the first of them counts.
@@ -31,11 +31,8 @@ struct Grid {
     return gathers || ((reshard || pinned_reshard) && prefetch == prefetches.front());
   }
 
-  /// Layers of each of `stages` virtual stages: as pinned where that is their number, else equal parts.
-  [[nodiscard]] std::vector<std::int64_t> split(std::int64_t layers, int stages) const;
-
-  /// Whether `v` virtual stages a stage are tried: with a layer each, unless pinned.
-  [[nodiscard]] bool holds(int pp, int v, std::int64_t layers) const { return v == 1 || pinned_virtual || static_cast<std::int64_t>(pp) * v <= layers; }
+  /// Orders in which a block's passes are tried over `pp` stages of `virtual_stages` each.
+  [[nodiscard]] std::vector<Schedule> orders(const Plan& block, int pp, int virtual_stages) const;
 };
 /// Throws as `candidates` does.
 [[nodiscard]] Grid grid(const Problem& problem, const SearchOptions& options);

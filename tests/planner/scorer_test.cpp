@@ -30,23 +30,24 @@ Problem problem(const std::string& model, std::int64_t gpus, Training method = T
   return make_problem(MOEPLAN_SOURCE "/configs", r);
 }
 
-/// Calls `f(scorer, group, choice)` for every choice that fills its pipeline.
+/// Calls `f(block, table, scorer, group, choice)` for every distinct choice of the grid.
 template <class F>
-void each(const Problem& p, const SearchOptions& options, const F& f) {
+void each(const Problem& p, const Grid& g, const F& f) {
   Evaluator shared(p, false);
-  const Grid g = grid(p, options);
   for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
-  for (const Grid::Block& b : g.blocks) {
-    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts]);
+  for (std::size_t i = 0; i < g.blocks.size(); ++i) {
+    const Grid::Block& b = g.blocks[i];
+    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts], g.splits);
     Evaluator::Group group(shared, b.plan);
     GroupScorer scorer(shared, group, b.plan, table);
-    for (std::size_t s = 0; s < table.stages.size(); ++s) {
-      if (table.stages[s].split.stages.empty() || scorer.micro_batches(s) < table.stages[s].pp) continue;
+    for (std::size_t s = 0; s < table.stages.size(); ++s)
       for (std::size_t d = 0; d < table.stages[s].dense.size(); ++d)
         for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
-          for (const bool reshard : g.reshards)
-            for (const std::int64_t prefetch : g.prefetches) f(scorer, group, Choice{s, d, e, reshard, prefetch});
-    }
+          for (const Schedule schedule : g.orders(b.plan, table.stages[s].pp, table.stages[s].virtual_stages))
+            for (const bool reshard : g.reshards)
+              for (const std::int64_t prefetch : g.prefetches)
+                if (g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch))
+                  f(i, table, scorer, group, Choice{.stages = s, .dense = d, .expert = e, .reshard = reshard, .prefetch = prefetch, .schedule = schedule});
   }
 }
 
@@ -55,15 +56,16 @@ class Scorer : public testing::TestWithParam<std::tuple<const char*, int, Traini
 /// Memory to the byte, time to rounding. Returns the choices compared.
 std::int64_t expect_equal_to_the_walk(const Problem& p, const SearchOptions& o) {
   std::int64_t n = 0;
-  each(p, o, [&](GroupScorer& scorer, Evaluator::Group& group, const Choice& c) {
+  each(p, grid(p, o), [&](std::size_t, const ShardTable&, GroupScorer& scorer, Evaluator::Group& group, const Choice& c) {
     const Plan plan = scorer.plan(c);
+    if (first_rejection(p, plan) || plan.micro_batches < plan.parallelism.pp) return;
     const Forecast f = group.forecast(plan);
     const PeakBytes memory = scorer.memory(c);
     const Four step = scorer.step(c), floor = scorer.floor(c);
     ASSERT_EQ(memory.median, f.memory.peak().value) << to_json(plan).dump();
     ASSERT_EQ(memory.p95, f.memory_p95.peak().value) << to_json(plan).dump();
     ASSERT_EQ(memory.host, f.memory_p95.host.value) << to_json(plan).dump();
-    ASSERT_EQ(memory.states, group.standing(plan).peak().value) << to_json(plan).dump();
+    if (plan.virtual_stages == 1) ASSERT_EQ(memory.states, group.standing(plan).peak().value) << to_json(plan).dump();
     ASSERT_NEAR(step.median(), f.step.value, 1e-9 * f.step.value) << to_json(plan).dump();
     ASSERT_NEAR(step[Lane4::p95], f.step_p95.value, 1e-9 * f.step_p95.value) << to_json(plan).dump();
     for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_LE(floor.v[lane], step.v[lane] * (1 + 1e-12));
@@ -116,6 +118,12 @@ const std::vector<Dimension>& dimensions() {
       {"OptimizerOnTheHost", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins& p) { p.offload = Offload::optimizer; }},
       {"WeightsOnTheHost", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.offload = Offload::weights; }},
       {"ActivationsOnTheHost", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.tp = 2; p.offload = Offload::activations; }},
+      {"Interleaved", "deepseek-v2-lite", 32, Training::lora, 4096, [](Pins& p) { p.pp = 4; p.ep = 8; p.schedule = Schedule::interleaved; }},
+      {"InterleavedOptimizerOnTheHost", "qwen3-30b-a3b", 16, Training::full, 4096, [](Pins& p) { p.pp = 4; p.schedule = Schedule::interleaved; p.virtual_stages = 3; p.offload = Offload::optimizer; }},
+      {"InterleavedReducedOnceAStep", "qwen3-30b-a3b", 16, Training::full, 4096, [](Pins& p) { p.pp = 2; p.schedule = Schedule::interleaved; }, "megatron-core"},
+      {"ZeroBubble", "deepseek-v2-lite", 16, Training::full, 4096, [](Pins& p) { p.pp = 4; p.schedule = Schedule::zero_bubble; }},
+      {"ExpertOverlap", "deepseek-v2-lite", 32, Training::full, 4096, [](Pins& p) { p.pp = 2; p.ep = 8; p.schedule = Schedule::expert_overlap; }},
+      {"ExpertOverlapOfPieces", "tiny-kimi-k3", 8, Training::lora, 4096, [](Pins& p) { p.ep = 4; p.schedule = Schedule::expert_overlap; p.expert_chunks = 2; }},
       {"ReducedOnceAStep", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins&) {}, "megatron-core"},
   };
   return all;
@@ -136,43 +144,34 @@ INSTANTIATE_TEST_SUITE_P(Points, ScorerDimension, testing::ValuesIn(dimensions()
 void expect_what_brute_force_keeps(const Problem& p, SearchOptions options) {
   options.top = 3;
   const Grid g = grid(p, options);
-  Evaluator shared(p, false);
-  for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
   Incumbents all(3);
-  std::vector<Plan> plans;
   std::int64_t candidates_all = 0, fit = 0;
-  for (std::size_t i = 0; i < g.blocks.size(); ++i) {
-    const Grid::Block& b = g.blocks[i];
-    const ShardTable table = shard_table(shared.shared(), b.plan, g.layouts[b.layouts]);
-    Evaluator::Group group(shared, b.plan);
-    GroupScorer scorer(shared, group, b.plan, table);
-    for (std::size_t s = 0; s < table.stages.size(); ++s)
-      for (std::size_t d = 0; d < table.stages[s].dense.size(); ++d)
-        for (std::size_t e = 0; e < table.stages[s].expert.size(); ++e)
-          for (const bool reshard : g.reshards)
-            for (const std::int64_t prefetch : g.prefetches) {
-              if (!g.distinct(table.stages[s].dense[d].gathers || table.stages[s].expert[e].gathers, reshard, prefetch)) continue;
-              ++candidates_all;
-              const Choice c{s, d, e, reshard, prefetch};
-              if (first_rejection(p, scorer.plan(c))) continue;
-              const PeakBytes memory = scorer.memory(c);
-              if (memory.p95 > p.cluster.device.memory.value || host_overflow(p.cluster, {memory.host})) continue;
-              ++fit;
-              all.add(found(p, b.plan, table.stages[s], i, c, memory, scorer.step(c), scorer.micro_batches(s)));
-            }
-  }
+  for (const CandidateGroup& group : candidates(p, options)) candidates_all += std::ssize(group.plans);
+  each(p, g, [&](std::size_t i, const ShardTable& table, GroupScorer& scorer, Evaluator::Group&, const Choice& c) {
+    if (first_rejection(p, scorer.plan(c))) return;
+    const PeakBytes memory = scorer.memory(c);
+    if (memory.p95 > p.cluster.device.memory.value || host_overflow(p.cluster, {memory.host})) return;
+    ++fit;
+    all.add(found(p, g.blocks[i].plan, table.stages[c.stages], i, c, memory, scorer.step(c), scorer.micro_batches(c.stages)));
+  });
   const Answer answer = plan(p, options);
   EXPECT_EQ(answer.searched, candidates_all);
-  EXPECT_EQ(answer.feasible, fit);
-  EXPECT_GT(answer.bounded, 0) << "bounds are at work";
+  std::int64_t rejected = 0;
+  for (const auto& [rule, count] : answer.rejected) rejected += count;
+  EXPECT_EQ(answer.searched, answer.feasible + answer.dominated + rejected);
+  if (!options.wide) EXPECT_EQ(answer.feasible, fit);
+  EXPECT_LE(answer.feasible, fit);
+  EXPECT_GT(answer.bounded + answer.dominated, 0) << "bounds are at work";
   ASSERT_EQ(answer.plans.size(), all.kept().size());
   std::vector<std::size_t> front;
   for (std::size_t i = 0; i < answer.plans.size(); ++i) {
     const Found& f = all.kept()[i];
     const Parallelism& q = answer.plans[i].plan.parallelism;
     EXPECT_EQ(std::tuple(answer.plans[i].forecast.memory_p95.peak().value, q.pp, q.tp, q.ep, q.dp_shard, q.expert_shard, q.cp, q.etp),
-              std::tuple(f.peak, f.tie[0], f.tie[1], f.tie[2], f.tie[3], f.tie[4], f.tie[8], f.tie[9])) << i;
+              std::tuple(f.peak, f.tie[0] / answer.plans[i].plan.virtual_stages, f.tie[1], f.tie[2], f.tie[3], f.tie[4], f.tie[8], f.tie[9])) << i;
     EXPECT_EQ(answer.plans[i].plan.offload, g.blocks[f.block].plan.offload) << i;
+    EXPECT_EQ(answer.plans[i].plan.schedule, f.choice.schedule) << i;
+    EXPECT_EQ(answer.plans[i].plan.experts, g.blocks[f.block].plan.experts) << i;
     EXPECT_NEAR(answer.plans[i].forecast.step.value, f.step.median(), 1e-9 * f.step.median()) << i;
     if (all.front()[i]) front.push_back(i);
   }
@@ -191,6 +190,44 @@ TEST(Search, KeepsWhatBruteForceKeepsOverTensorContextAndHost) {
   for (const Grid::Block& b : grid(p, options).blocks) seen.emplace(b.plan.parallelism.tp, b.plan.parallelism.cp, b.plan.parallelism.etp, b.plan.offload);
   EXPECT_TRUE(seen.contains({2, 4, 2, Offload::optimizer}));
   expect_what_brute_force_keeps(p, options);
+}
+
+// Schedules, virtual and uneven stages, pieces, routes, placements and replicas of the exchange.
+TEST(Search, KeepsWhatBruteForceKeepsOverTheWideSpace) {
+  SearchOptions options;
+  options.wide = true;
+  options.pins.micro_batch = 1;
+  options.pins.tp = 1;
+  options.pins.recompute = Recompute::none;
+  const Problem lora = problem("tiny-kimi-k3", 8);
+  std::set<std::tuple<Schedule, bool, std::int64_t>> seen;
+  const Grid g = grid(lora, options);
+  std::int64_t uneven = 0;
+  for (const auto& [pp, splits] : g.splits) uneven += std::ssize(splits) > 1 ? 1 : 0;
+  EXPECT_GT(uneven, 0);
+  for (const Grid::Block& b : g.blocks)
+    for (const Schedule order : g.orders(b.plan, 2, 1)) seen.emplace(order, b.plan.experts.placement == ExpertPlacement::balanced, b.plan.experts.chunks);
+  EXPECT_TRUE(seen.contains({Schedule::expert_overlap, true, 4}));
+  expect_what_brute_force_keeps(lora, options);
+  options.pins.ep = 2;
+  expect_what_brute_force_keeps(problem("tiny-kimi-k3", 8, Training::full), options);   // zero bubble, no replicas
+}
+
+TEST(Search, AnswersAWideSearchTheSameOnOneAndManyThreads) {
+  SearchOptions options;
+  options.wide = true;
+  options.pins.tp = 1;
+  const Problem p = problem("tiny-kimi-k3", 8, Training::full);
+  options.threads = 1;
+  const Answer one = plan(p, options);
+  options.threads = 0;
+  const Answer many = plan(p, options);
+  ASSERT_EQ(one.plans.size(), many.plans.size());
+  for (std::size_t i = 0; i < one.plans.size(); ++i) {
+    EXPECT_EQ(one.plans[i].plan, many.plans[i].plan) << i;
+    EXPECT_EQ(one.plans[i].forecast.step, many.plans[i].forecast.step) << i;
+  }
+  EXPECT_EQ(std::tuple(one.searched, one.feasible, one.bounded, one.dominated, one.rejected), std::tuple(many.searched, many.feasible, many.bounded, many.dominated, many.rejected));
 }
 
 TEST(Intervals, OfAStepAddPricesAndLoadsAsSquares) {
