@@ -2,6 +2,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include <deque>
+
 #include "planner/problem.hpp"
 #include "planner/scorer.hpp"
 #include "planner/space.hpp"
@@ -42,7 +44,7 @@ void warm(benchmark::State& state, const char* model, std::int64_t gpus) {
   for (const Grid::Block& b : g.blocks) shared.prepare(b.plan);
   std::vector<ShardTable> tables;
   std::vector<std::unique_ptr<Evaluator::Group>> groups;
-  std::vector<GroupScorer> scorers;
+  std::deque<GroupScorer> scorers;   // they stay where they are
   std::vector<std::vector<Choice>> lists;
   tables.reserve(g.blocks.size());
   std::int64_t candidates = 0;
