@@ -18,7 +18,7 @@ StepTimeline timeline(const Job& job, const Played& played) {
     out.names.emplace_back(text);
     return static_cast<std::int32_t>(out.names.size() - 1);
   };
-  const std::int32_t activations = name("activations"), gradients = name("gradients"), tokens = name("tokens"), results = name("results");
+  const std::int32_t activations = name("activations"), gradients = name("gradients"), tokens = name("tokens"), results = name("results"), weights = name("weights");
   for (const JobCall& c : job.calls) out.calls.push_back(c.shown);
   out.details = job.details;
   const auto task_of = [&](const Record& r) -> const Task& { return job.programs[index(job.ranks[index(r.rank)].program)].tasks[index(r.task)]; };
@@ -56,7 +56,15 @@ StepTimeline timeline(const Job& job, const Played& played) {
     out.events.push_back(e);
   }
 
-  // Arrows: a message's two ends, and dispatch -> experts -> combine inside a pass.
+  // Arrows: a message's two ends, dispatch -> experts -> combine inside a pass, and gather -> the first compute that waits for its weights.
+  std::vector<std::vector<std::int32_t>> gathered;   // per rank and task: last event of a gather; of others -1
+  std::vector<std::vector<bool>> begun;              // per rank and task: compute was seen
+  for (const JobRank& r : job.ranks) {
+    gathered.emplace_back(job.programs[index(r.program)].tasks.size(), -1);
+    begun.emplace_back(job.programs[index(r.program)].tasks.size(), false);
+  }
+  std::vector<bool> gathers;
+  for (const StepGraph& pass : job.passes) gathers.push_back(job.names[index(pass.name)].starts_with("gather of "));
   std::vector<std::vector<std::int32_t>> step_event(job.ranks.size() * kQueues);   // of the pass a queue is in: event per step
   for (std::size_t i = 0; i < played.records.size(); ++i) {
     const Record& r = played.records[i];
@@ -65,6 +73,12 @@ StepTimeline timeline(const Job& job, const Played& played) {
       out.flows.push_back({event_of[index(r.cause)], event_of[i], t.downstream ? activations : gradients});
     if (r.step < 0 || r.launch) continue;
     const StepGraph& pass = job.passes[index(t.pass)];
+    if (gathers[index(t.pass)]) gathered[index(r.rank)][index(r.task)] = event_of[i];
+    else if (computes(pass.steps[index(r.step)].kind) && !begun[index(r.rank)][index(r.task)]) {
+      begun[index(r.rank)][index(r.task)] = true;
+      for (const std::int32_t a : t.after)
+        if (const std::int32_t from = gathered[index(r.rank)][index(a)]; from >= 0) out.flows.push_back({from, event_of[i], weights});
+    }
     if (pass.arrows.empty()) continue;
     auto& of = step_event[index(r.rank) * kQueues + static_cast<std::size_t>(t.queue)];
     of.resize(std::max(of.size(), pass.steps.size()));
