@@ -1,6 +1,8 @@
 #include "sim/load/expert_load.hpp"
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <cmath>
@@ -143,7 +145,7 @@ LoadTable::LoadTable(const LoadModel& load, std::int64_t layers, std::int64_t ex
     if (!loads_of) check_ep(static_cast<std::size_t>(experts), ep);
     degrees_.push_back({ep, std::vector<double>(draws_ * (layers_ + 1) * static_cast<std::size_t>(ep), 0.0), std::vector<double>(draws_ * layers_, 1.0)});
   }
-  for (std::size_t d = 0; d < draws_; ++d) {
+  const auto draw = [&](std::size_t d) {
     const auto population = expert_shares(load, layers, experts, d);
     for (std::size_t l = 0; l < layers_; ++l) {
       const Shares shares = flat ? population[l] : realised(population[l], sampling, seed_of(load.seed, 0x10000 + l, d));
@@ -155,7 +157,14 @@ LoadTable::LoadTable(const LoadModel& load, std::int64_t layers, std::int64_t ex
         for (std::size_t r = 0; r < ranks.size(); ++r) after[r] = before[r] + ranks[r];
       }
     }
+  };
+  // Draws write only what is theirs, so that any number of threads gives the same table; a caller's function need not bear threads.
+  if (loads_of) {
+    for (std::size_t d = 0; d < draws_; ++d) draw(d);
+    return;
   }
+  // Isolated: a thread that waits here must not take up a candidate of the search that asks for this very table.
+  tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, draws_, draw); });
 }
 
 FactorBand LoadTable::stage(std::int64_t ep, std::size_t first, std::size_t last) const {
