@@ -16,16 +16,23 @@ namespace {
 
 using namespace moeplan::gui;
 
-/// Developer option: shows a page, waits until nothing is under way, writes a picture, ends.
-void screenshotWhenQuiet(Window& window, const QString& file, bool wait) {
+/// Developer option: shows a page, waits until nothing is under way, writes a picture of the window or of a dialog over it, ends.
+void screenshotWhenQuiet(Window& window, const QString& file, const QString& dialog, bool wait) {
   auto* timer = new QTimer(&window);
   timer->setInterval(50);
-  QObject::connect(timer, &QTimer::timeout, &window, [&window, file, wait, quiet = 0]() mutable {
+  QObject::connect(timer, &QTimer::timeout, &window, [&window, file, dialog, wait, quiet = 0]() mutable {
     const Session& s = *window.session();
-    const bool busy = (wait && s.searching()) || !s.estimate() || s.estimateStale() || (wait && s.estimate()->ranked && !s.play());
+    const bool busy = (wait && s.searching()) || !s.estimate() || s.estimateStale() || (wait && s.estimate()->ranked && !s.play()) || window.pages()[static_cast<std::size_t>(window.currentPage())]->busy();
     quiet = busy ? 0 : quiet + 1;
     if (quiet < 4) return;
-    if (!window.grab().save(file)) std::fprintf(stderr, "moeplan-gui: %s: cannot be written\n", qPrintable(file));
+    if (quiet == 4 && !dialog.isEmpty()) {
+      if (dialog == QLatin1String("keys")) cheatSheet(window.commands(), &window)->open();
+      else (new CommandPalette(window.commands(), &window))->open();
+      return;
+    }
+    if (quiet < 8 && !dialog.isEmpty()) return;
+    QWidget* shown = dialog.isEmpty() ? &window : QApplication::activeModalWidget();
+    if (!shown || !shown->grab().save(file)) std::fprintf(stderr, "moeplan-gui: %s: cannot be written\n", qPrintable(file));
     QApplication::quit();
   });
   timer->start();
@@ -50,9 +57,10 @@ int main(int argc, char** argv) {
   const QCommandLineOption page(QStringLiteral("page"), QStringLiteral("page to show, from 1"), QStringLiteral("N"), QStringLiteral("1"));
   const QCommandLineOption size(QStringLiteral("size"), QStringLiteral("of the window, WIDTHxHEIGHT"), QStringLiteral("SIZE"));
   const QCommandLineOption shot(QStringLiteral("screenshot"), QStringLiteral("write a picture of the window when all is computed, then end"), QStringLiteral("FILE"));
+  const QCommandLineOption dialog(QStringLiteral("dialog"), QStringLiteral("with --screenshot: picture of a dialog, keys or commands"), QStringLiteral("NAME"));
   const QCommandLineOption now(QStringLiteral("no-wait"), QStringLiteral("take the picture when the first estimate is there"));
   const QCommandLineOption timing(QStringLiteral("startup-time"), QStringLiteral("print the milliseconds to the first estimate, then end"));
-  parser.addOptions({theme, scale, page, size, shot, now, timing});
+  parser.addOptions({theme, scale, page, size, shot, dialog, now, timing});
   parser.process(app);
   const bool scripted = parser.isSet(shot) || parser.isSet(timing);
 
@@ -71,7 +79,7 @@ int main(int argc, char** argv) {
   if (!window.restoreAutosave()) window.showWorkedExample();
   for (const QString& file : parser.positionalArguments()) window.openFile(file);
   window.showPage(parser.value(page).toInt() - 1);
-  if (parser.isSet(shot)) screenshotWhenQuiet(window, parser.value(shot), !parser.isSet(now));
+  if (parser.isSet(shot)) screenshotWhenQuiet(window, parser.value(shot), parser.value(dialog), !parser.isSet(now));
   if (parser.isSet(timing))
     QObject::connect(window.session(), &Session::estimateChanged, &window, [&] {
       QTimer::singleShot(0, &window, [&] {

@@ -50,15 +50,45 @@ ExpertView expertView(const Problem& problem, const Plan* plan, ExpertRequest re
     const Placement placed = balanced(out.shares[l], ranks, slots);
     out.worstBefore += (rank_factor(out.shares[l], ranks) - 1) / static_cast<double>(out.shares.size());
     out.worstAfter += (rank_factor(out.shares[l], placed) - 1) / static_cast<double>(out.shares.size());
+    out.placements.push_back(placed);
     if (static_cast<std::int64_t>(l) != request.layer) continue;
     out.before = rank_loads(out.shares[l], ranks);
     out.after = rank_loads(out.shares[l], placed);
-    out.placement = placed;
     if (request.capacity > 0) out.dropped = drop_rate(out.shares[l], request.capacity);
   }
   out.bytesPerCopy = 2 * width;
   out.copies = static_cast<double>(problem.workload.sequence_length * (plan ? plan->micro_batch : 1) * out.top_k);
   return out;
+}
+
+std::vector<std::vector<double>> heatCells(const ExpertView& v, HeatMap map) {
+  std::vector<std::vector<double>> out;
+  for (std::size_t l = 0; l < v.shares.size(); ++l) {
+    const Shares& shares = v.shares[l];
+    const auto experts = static_cast<double>(v.experts);
+    std::vector<double>& row = out.emplace_back();
+    switch (map) {
+      case HeatMap::experts_before:
+        for (const double s : shares) row.push_back(s * experts);
+        break;
+      case HeatMap::slots_after: {
+        const std::vector<std::int64_t>& slots = v.placements[l].expert;
+        std::vector<std::int64_t> copies(shares.size(), 0);
+        for (const std::int64_t e : slots) ++copies[static_cast<std::size_t>(e)];
+        for (const std::int64_t e : slots) row.push_back(shares[static_cast<std::size_t>(e)] * experts / static_cast<double>(copies[static_cast<std::size_t>(e)]));
+        break;
+      }
+      case HeatMap::ranks_before: row = rank_loads(shares, v.request.ranks); break;
+      case HeatMap::ranks_after: row = rank_loads(shares, v.placements[l]); break;
+    }
+  }
+  return out;
+}
+
+std::optional<std::int64_t> expertAt(const ExpertView& v, HeatMap map, std::size_t layer, std::int64_t cell) {
+  if (map == HeatMap::experts_before) return cell;
+  if (map == HeatMap::slots_after) return v.placements[layer].expert[static_cast<std::size_t>(cell)];
+  return std::nullopt;
 }
 
 }  // namespace moeplan::gui

@@ -6,6 +6,7 @@
 #include <QSplitter>
 #include <QStandardItemModel>
 #include <QVBoxLayout>
+#include <limits>
 #include <numeric>
 
 #include "core/show.hpp"
@@ -70,6 +71,8 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   capacity_->setRange(0, 16);
   capacity_->setSingleStep(0.25);
   capacity_->setSpecialValueText(tr("dropless"));
+  heatBox_ = labelled(tr("Map"), new QComboBox, tr("What the upper map lays out from left to right, one row a layer; lines part the ranks, rings mark each layer's busiest one (B: before or after)"));
+  heatBox_->addItems({tr("experts in their order, before"), tr("slots as placed, after"), tr("ranks, before"), tr("ranks, after")});
   map_ = labelled(tr("Below"), new QComboBox, tr("What the map below shows"));
   map_->addItems({tr("traffic between ranks"), tr("traffic between nodes"), tr("load on the cluster map")});
   bar->addStretch(1);
@@ -83,6 +86,9 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   heat_->xAxis->setLabel(tr("expert"));
   heat_->yAxis->setLabel(tr("layer"));
   heatMap_ = colourMap(heat_, tr("load / mean"));
+  edges_ = heat_->addGraph();
+  busiest_ = heat_->addGraph();
+  busiest_->setLineStyle(QCPGraph::lsNone);
   splitter->addWidget(heat_);
   auto* bottom = new QSplitter;
   ranks_ = new Chart(tr("Load of each rank, before and after"));
@@ -112,14 +118,24 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   connect(capacity_, &QDoubleSpinBox::valueChanged, this, &ExpertsPage::request);
   connect(degree_, &QComboBox::activated, this, &ExpertsPage::request);
   connect(map_, &QComboBox::activated, this, [this] { drawTraffic(); });
+  connect(heatBox_, &QComboBox::currentIndexChanged, this, [this] { drawHeat(); });
   connect(heat_, &Chart::clicked, this, [this](double, double y) { layer_->setValue(static_cast<int>(std::lround(y))); });
   connect(session, &Session::estimateChanged, this, &ExpertsPage::request);
   heat_->setReadout([this](double x, double y) -> QString {
-    const auto e = std::lround(x);
+    const auto cell = std::lround(x);
     const auto at = std::find(view_.layers.begin(), view_.layers.end(), std::lround(y)) - view_.layers.begin();
-    if (e < 0 || e >= view_.experts || at >= static_cast<std::ptrdiff_t>(view_.layers.size())) return {};
-    return tr("layer %1, expert %2: %3 x the mean").arg(std::lround(y)).arg(e).arg(view_.shares[static_cast<std::size_t>(at)][static_cast<std::size_t>(e)] * static_cast<double>(view_.experts), 0, 'f', 2);
+    if (cell < 0 || cell >= heatMap_->data()->keySize() || at >= static_cast<std::ptrdiff_t>(view_.layers.size())) return {};
+    const auto layer = static_cast<std::size_t>(at);
+    const double load = heatMap_->data()->cell(static_cast<int>(cell), static_cast<int>(view_.layers[layer] - view_.layers.front()));
+    const HeatMap map = heatMap();
+    const auto expert = expertAt(view_, map, layer, cell);
+    if (!expert) return tr("layer %1, rank %2: %3 x the mean rank").arg(view_.layers[layer]).arg(cell).arg(load, 0, 'f', 2);
+    const std::int64_t each = heatMap_->data()->keySize() / view_.request.ranks;
+    const auto& slots = view_.placements[layer].expert;
+    const auto copies = map == HeatMap::slots_after ? std::count(slots.begin(), slots.end(), *expert) : 1;
+    return tr("layer %1, expert %2%3 on rank %4: %5 x the mean expert").arg(view_.layers[layer]).arg(*expert).arg(copies > 1 ? tr(" (one of %1 replicas)").arg(copies) : QString()).arg(cell / std::max<std::int64_t>(1, each)).arg(load, 0, 'f', 2);
   });
+  addPageAction(tr("Before or after the placement"), QKeySequence(tr("B")), [this] { heatBox_->setCurrentIndex(heatBox_->currentIndex() ^ 1); });
   addPageAction(tr("Next layer"), QKeySequence(tr("]")), [this] { layer_->stepUp(); });
   addPageAction(tr("Previous layer"), QKeySequence(tr("[")), [this] { layer_->stepDown(); });
 }
@@ -180,6 +196,8 @@ void ExpertsPage::take(ExpertView view) {
   if (!any) {
     told_->setText(tr("This model has no experts."));
     heatMap_->data()->clear();
+    edges_->data()->clear();
+    busiest_->data()->clear();
     trafficMap_->data()->clear();
     for (Chart* c : {heat_, ranks_, traffic_}) c->replot();
     return;
@@ -191,17 +209,7 @@ void ExpertsPage::take(ExpertView view) {
   filling_ = true;
   layer_->setValue(static_cast<int>(view_.layers[layer]));
   filling_ = false;
-  const int first = static_cast<int>(view_.layers.front()), last = static_cast<int>(view_.layers.back());
-  heatMap_->data()->setSize(static_cast<int>(view_.experts), last - first + 1);
-  heatMap_->data()->setRange(QCPRange(0, experts - 1), QCPRange(first, last));
-  heatMap_->data()->fill(0);
-  for (std::size_t l = 0; l < view_.shares.size(); ++l)
-    for (std::size_t e = 0; e < view_.shares[l].size(); ++e) heatMap_->data()->setCell(static_cast<int>(e), static_cast<int>(view_.layers[l]) - first, view_.shares[l][e] * experts);
-  heatMap_->rescaleDataRange(true);
-  const double hottest = std::max(2.0, heatMap_->dataRange().upper);
-  heatMap_->setDataRange(QCPRange(std::clamp(heatMap_->dataRange().lower, hottest / 1000, 0.5), hottest));
-  heat_->setFitter([this, experts, first, last] { heat_->xAxis->setRange(-0.5, experts - 0.5); heat_->yAxis->setRange(first - 0.5, last + 0.5); });
-  heat_->fit();
+  drawHeat();
 
   QVector<double> x;
   for (std::int64_t r = 0; r < ranks; ++r) x << static_cast<double>(r);
@@ -224,7 +232,7 @@ void ExpertsPage::take(ExpertView view) {
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return shares[a] > shares[b]; });
   for (std::size_t i = 0; i < std::min<std::size_t>(64, order.size()); ++i) {
     const std::size_t e = order[i];
-    const auto slots = std::count(view_.placement.expert.begin(), view_.placement.expert.end(), static_cast<std::int64_t>(e));
+    const auto slots = std::count(view_.placements[layer].expert.begin(), view_.placements[layer].expert.end(), static_cast<std::int64_t>(e));
     QList<QStandardItem*> row;
     const std::array<double, 5> numbers{static_cast<double>(e), shares[e] * experts, shares[e], static_cast<double>(static_cast<std::int64_t>(e) * ranks / view_.experts), static_cast<double>(slots)};
     for (const QString& text : {QString::number(e), QStringLiteral("%1 x").arg(shares[e] * experts, 0, 'f', 2), QString::fromStdString(percent(shares[e])), QString::number(numbers[3]), QString::number(slots)}) {
@@ -244,6 +252,54 @@ void ExpertsPage::take(ExpertView view) {
   if (session_->estimate() && session_->estimate()->ranked && session_->estimate()->ranked->plan.parallelism.ep == 1) told += tr(" The selected plan itself keeps the experts of a layer together (EP 1): this is what expert parallelism would see.");
   told_->setText(told);
   drawTraffic();
+}
+
+bool ExpertsPage::busy() const { return job_->running(); }
+HeatMap ExpertsPage::heatMap() const { return static_cast<HeatMap>(heatBox_->currentIndex()); }
+void ExpertsPage::setHeatMap(HeatMap map) { heatBox_->setCurrentIndex(static_cast<int>(map)); }
+
+void ExpertsPage::drawHeat() {
+  if (view_.shares.empty()) return;
+  const HeatMap map = heatMap();
+  const auto cells = heatCells(view_, map);
+  const auto width = static_cast<int>(cells.front().size());
+  const int first = static_cast<int>(view_.layers.front()), last = static_cast<int>(view_.layers.back());
+  QCPColorMapData* grid = heatMap_->data();
+  grid->setSize(width, last - first + 1);
+  // QCustomPlot spreads n cells over n - 1 gaps; one cell alone needs a width of its own.
+  grid->setRange(QCPRange(0, std::max(1, width - 1)), QCPRange(first, std::max(first + 1, last)));
+  grid->fill(0);
+  for (std::size_t l = 0; l < cells.size(); ++l)
+    for (int c = 0; c < width; ++c) grid->setCell(c, static_cast<int>(view_.layers[l]) - first, cells[l][static_cast<std::size_t>(c)]);
+  // One scale for before and after, so that a colour means the same load in both.
+  double low = 1e300, high = 2;
+  const bool ofRanks = map == HeatMap::ranks_before || map == HeatMap::ranks_after;
+  for (const auto& row : ofRanks ? heatCells(view_, HeatMap::ranks_before) : heatCells(view_, HeatMap::experts_before))
+    for (const double v : row) low = std::min(low, v), high = std::max(high, v);
+  heatMap_->setDataRange(QCPRange(std::clamp(low, high / 1000, 0.5), high));
+  heat_->xAxis->setLabel(map == HeatMap::experts_before ? tr("expert") : map == HeatMap::slots_after ? tr("slot") : tr("rank"));
+  heatMap_->colorScale()->axis()->setLabel(ofRanks ? tr("load / mean rank") : tr("load / mean expert"));
+  // Lines between ranks, while they leave room for what is between them; a ring on each layer's busiest rank.
+  const auto ranks = static_cast<int>(view_.request.ranks);
+  const double each = static_cast<double>(width) / ranks;
+  QVector<double> x, y, bx, by;
+  if (!ofRanks && ranks > 1 && heat_->width() > 6 * ranks)
+    for (int r = 1; r < ranks; ++r)
+      for (const double v : {first - 0.5, last + 0.5, std::numeric_limits<double>::quiet_NaN()}) x << r * each - 0.5, y << v;
+  const qreal unit = fontMetrics().height() / 15.0;
+  edges_->setPen(QPen(QColor(255, 255, 255, 150), unit));
+  edges_->setData(x, y, true);
+  const bool after = map == HeatMap::slots_after || map == HeatMap::ranks_after;
+  const auto loads = heatCells(view_, after ? HeatMap::ranks_after : HeatMap::ranks_before);
+  for (std::size_t l = 0; l < loads.size() && ranks > 1; ++l) {
+    const auto most = std::max_element(loads[l].begin(), loads[l].end()) - loads[l].begin();
+    bx << (static_cast<double>(most) + 0.5) * each - 0.5;
+    by << static_cast<double>(view_.layers[l]);
+  }
+  busiest_->setScatterStyle(QCPScatterStyle(QCPScatterStyle::ssCircle, QPen(Qt::white, 1.5 * unit), Qt::NoBrush, 6 * unit));
+  busiest_->setData(bx, by);
+  heat_->setFitter([this, width, first, last] { heat_->xAxis->setRange(-0.5, width - 0.5); heat_->yAxis->setRange(first - 0.5, last + 0.5); });
+  heat_->fit();
 }
 
 void ExpertsPage::drawTraffic() {

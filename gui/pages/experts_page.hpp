@@ -10,6 +10,7 @@ class QLabel;
 class QSpinBox;
 class QStandardItemModel;
 class QCPColorMap;
+class QCPGraph;
 
 namespace moeplan::gui {
 
@@ -26,18 +27,23 @@ class ExpertsPage : public Page {
   QWidget* start() override;
   /// A file with a "distribution" is an expert load.
   bool open(const QString& file) override;
+  [[nodiscard]] bool busy() const override;
   [[nodiscard]] const ExpertView& view() const { return view_; }
+  [[nodiscard]] HeatMap heatMap() const;
+  void setHeatMap(HeatMap map);
 
  private:
   void request();
   void take(ExpertView view);
+  void drawHeat();
   void drawTraffic();
 
   LatestJob* job_;
   ExpertView view_;
   Chart *heat_, *ranks_, *traffic_;
   QCPColorMap *heatMap_, *trafficMap_;
-  QComboBox *degree_, *map_;
+  QCPGraph *edges_, *busiest_;
+  QComboBox *degree_, *map_, *heatBox_;
   QSpinBox *layer_, *replicas_;
   QDoubleSpinBox* capacity_;
   QLabel* told_;

@@ -35,6 +35,8 @@ class Page : public QWidget {
   [[nodiscard]] const QString& purpose() const { return purpose_; }
   [[nodiscard]] virtual std::vector<Drawing> drawings() { return {}; }
   [[nodiscard]] virtual std::vector<NamedTable> tables() { return {}; }
+  /// Work for what it shows is under way.
+  [[nodiscard]] virtual bool busy() const { return false; }
   /// Where the keyboard starts.
   [[nodiscard]] virtual QWidget* start() { return this; }
   /// A file dropped on the window or opened; true if this page took it. Throws InputError if it is the page's kind of file, but bad.
