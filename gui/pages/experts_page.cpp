@@ -21,7 +21,7 @@ namespace {
 QCPColorMap* colourMap(Chart* chart, const QString& unit) {
   auto* map = new QCPColorMap(chart->xAxis, chart->yAxis);
   map->setInterpolate(false);
-  map->setTightBoundary(true);
+  map->setTightBoundary(false);   // the outer cells are as wide as the others
   auto* scale = new QCPColorScale(chart);
   scale->axis()->setLabel(unit);
   scale->setBarWidth(chart->fontMetrics().height() / 2);
@@ -72,9 +72,14 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   capacity_->setSingleStep(0.25);
   capacity_->setSpecialValueText(tr("dropless"));
   heatBox_ = labelled(tr("Map"), new QComboBox, tr("What the upper map lays out from left to right, one row a layer; lines part the ranks, rings mark each layer's busiest one (B: before or after)"));
-  heatBox_->addItems({tr("experts in their order, before"), tr("slots as placed, after"), tr("ranks, before"), tr("ranks, after")});
+  heatBox_->addItems({tr("experts, before"), tr("slots, after"), tr("ranks, before"), tr("ranks, after")});
   map_ = labelled(tr("Below"), new QComboBox, tr("What the map below shows"));
   map_->addItems({tr("traffic between ranks"), tr("traffic between nodes"), tr("load on the cluster map")});
+  // Long names must not make the window wider than it is asked to be.
+  for (QComboBox* box : {heatBox_, map_}) {
+    box->setSizeAdjustPolicy(QComboBox::AdjustToMinimumContentsLengthWithIcon);
+    box->setMinimumContentsLength(9);
+  }
   bar->addStretch(1);
   told_ = new QLabel;
   told_->setWordWrap(true);
@@ -222,8 +227,8 @@ void ExpertsPage::take(ExpertView view) {
     g->setScatterStyle(QCPScatterStyle(shape, (ranks > 64 ? 3 : 6) * unit));
     g->setData(x, QVector<double>(values.begin(), values.end()), true);
   };
-  line(view_.before, tr("contiguous: busiest %1").arg(*std::max_element(view_.before.begin(), view_.before.end()), 0, 'f', 2), 3, Qt::DashLine, QCPScatterStyle::ssCross);
-  line(view_.after, tr("balanced: busiest %1").arg(*std::max_element(view_.after.begin(), view_.after.end()), 0, 'f', 2), 0, Qt::SolidLine, QCPScatterStyle::ssDisc);
+  line(view_.before, tr("before: %1").arg(*std::max_element(view_.before.begin(), view_.before.end()), 0, 'f', 2), 3, Qt::DashLine, QCPScatterStyle::ssCross);
+  line(view_.after, tr("after: %1").arg(*std::max_element(view_.after.begin(), view_.after.end()), 0, 'f', 2), 0, Qt::SolidLine, QCPScatterStyle::ssDisc);
   ranks_->setFitter([this, ranks] { ranks_->rescaleAxes(true); ranks_->xAxis->setRange(-0.7, static_cast<double>(ranks) - 0.3); ranks_->yAxis->setRange(0, 1.1 * ranks_->yAxis->range().upper); });
   ranks_->fit();
 
