@@ -1,8 +1,10 @@
 #include "gui/models/trace_store.hpp"
 
+#include <QObject>
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 namespace moeplan::gui {
@@ -50,19 +52,19 @@ void TraceRow::build() {
   }
 }
 
-void TraceRow::visit(std::size_t level, std::size_t node, Picoseconds from, Picoseconds to, Picoseconds pixel, const std::function<void(const TraceMark&)>& draw) const {
-  const Node& n = levels_[level][node];
+void TraceRow::visit(std::size_t level, std::size_t place, Picoseconds from, Picoseconds to, Picoseconds pixel, const std::function<void(const TraceMark&)>& draw) const {
+  const Node& n = levels_[level][place];
   if (n.end < from || n.start > to) return;
   std::size_t width = kFan;
   for (std::size_t l = 0; l < level; ++l) width *= kFan;
-  const std::size_t first = node * width, last = std::min(first + width, events.size());
+  const std::size_t first = place * width, last = std::min(first + width, events.size());
   if (n.end - n.start <= pixel) {
     draw({.start = n.start, .end = n.end, .density = n.end > n.start ? static_cast<double>(n.busy) / static_cast<double>(n.end - n.start) : 1, .events = static_cast<std::int64_t>(last - first), .index = static_cast<std::int64_t>(first), .kind = n.kind});
     return;
   }
   if (level > 0) {
-    const std::size_t end = std::min((node + 1) * kFan, levels_[level - 1].size());
-    for (std::size_t i = node * kFan; i < end; ++i) visit(level - 1, i, from, to, pixel, draw);
+    const std::size_t end = std::min((place + 1) * kFan, levels_[level - 1].size());
+    for (std::size_t i = place * kFan; i < end; ++i) visit(level - 1, i, from, to, pixel, draw);
     return;
   }
   // Sixteen events: neighbours that are too short join one mark.
@@ -124,8 +126,10 @@ TraceStore storeOf(const StepTimeline& t, bool measured) {
         TraceRow row;
         row.label = QStringLiteral("rank %1 · %2%3").arg(rank.rank).arg(QString::fromStdString(t.lanes[static_cast<std::size_t>(e.lane)]), overlap ? QStringLiteral(" %1").arg(overlap + 1) : QString());
         if (rank.stands_for > 1) row.note = QStringLiteral("×%1").arg(rank.stands_for);
-        row.rank = e.rank, row.lane = e.lane, row.stage = rank.stage;
+        row.laneName = QString::fromStdString(t.lanes[static_cast<std::size_t>(e.lane)]);
+        row.rank = e.rank, row.lane = e.lane, row.stage = rank.stage, row.number = rank.rank, row.overlap = overlap;
         row.measured = measured;
+        if (measured) row.origin = t.source == "simulated" ? QObject::tr(" (from the file)") : QObject::tr(" (measured)");
         out.rows.push_back(std::move(row));
       }
       TraceRow& row = out.rows[it->second];
@@ -139,7 +143,7 @@ TraceStore storeOf(const StepTimeline& t, bool measured) {
   // Rows by rank, then lane.
   std::vector<std::size_t> order(out.rows.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return std::pair(out.rows[a].rank, out.rows[a].lane) < std::pair(out.rows[b].rank, out.rows[b].lane); });
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return std::tuple(out.rows[a].rank, out.rows[a].lane, out.rows[a].overlap) < std::tuple(out.rows[b].rank, out.rows[b].lane, out.rows[b].overlap); });
   std::vector<std::int32_t> now(order.size());
   std::vector<TraceRow> rows;
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -151,7 +155,8 @@ TraceStore storeOf(const StepTimeline& t, bool measured) {
   for (const TimelineFlow& f : t.flows) {
     if (f.from < 0 || f.to < 0 || static_cast<std::size_t>(f.from) >= place.size() || static_cast<std::size_t>(f.to) >= place.size()) continue;
     const auto &a = place[static_cast<std::size_t>(f.from)], &b = place[static_cast<std::size_t>(f.to)];
-    out.flows.push_back({now[static_cast<std::size_t>(a.first)], now[static_cast<std::size_t>(b.first)], a.second, b.second, f.name});
+    const TimelineEvent &leaves = t.events[static_cast<std::size_t>(f.from)], &lands = t.events[static_cast<std::size_t>(f.to)];
+    out.flows.push_back({now[static_cast<std::size_t>(a.first)], now[static_cast<std::size_t>(b.first)], a.second, b.second, f.name, leaves.end(), lands.start, leaves.duration + lands.duration});
   }
   return out;
 }
@@ -170,39 +175,57 @@ TraceStore beside(TraceStore predicted, TraceStore measured) {
   }
   for (TraceRow& row : measured.rows)
     for (TraceEvent& e : row.events) e.name = renamed[static_cast<std::size_t>(e.name)];
-  std::vector<std::int32_t> place(predicted.rows.size());
-  std::vector<bool> used(measured.rows.size(), false);
-  const auto take = [&](const TraceRow& like) {
-    for (std::size_t m = 0; m < measured.rows.size(); ++m) {
-      if (used[m] || measured.rows[m].label != like.label) continue;
-      used[m] = true;
-      out.rows.push_back(std::move(measured.rows[m]));
-      return;
-    }
+  // Lanes by the predicted order, others after them; of one rank and lane the predicted row first.
+  std::vector<QString> lanes;
+  const auto place = [&](const TraceRow& row) {
+    const auto known = std::find(lanes.begin(), lanes.end(), row.laneName);
+    if (known == lanes.end()) lanes.push_back(row.laneName);
+    return std::find(lanes.begin(), lanes.end(), row.laneName) - lanes.begin();
   };
-  for (std::size_t i = 0; i < predicted.rows.size(); ++i) {
-    place[i] = static_cast<std::int32_t>(out.rows.size());
-    out.rows.push_back(std::move(predicted.rows[i]));
-    take(out.rows.back());
+  std::vector<const TraceRow*> lane_order;
+  for (const TraceStore* s : {&predicted, &measured})
+    for (const TraceRow& row : s->rows) lane_order.push_back(&row);
+  std::stable_sort(lane_order.begin(), lane_order.end(), [](const TraceRow* a, const TraceRow* b) { return a->lane < b->lane; });
+  for (const TraceRow* row : lane_order) (void)place(*row);
+  struct Source { std::int64_t number; std::ptrdiff_t lane; std::int32_t overlap; bool measured; std::int32_t row; };
+  std::vector<Source> order;
+  for (const TraceStore* s : {&predicted, &measured})
+    for (std::size_t r = 0; r < s->rows.size(); ++r) order.push_back({s->rows[r].number, place(s->rows[r]), s->rows[r].overlap, s == &measured, static_cast<std::int32_t>(r)});
+  std::stable_sort(order.begin(), order.end(), [](const Source& a, const Source& b) { return std::tie(a.number, a.lane, a.overlap, a.measured) < std::tie(b.number, b.lane, b.overlap, b.measured); });
+  std::array<std::vector<std::int32_t>, 2> now{std::vector<std::int32_t>(predicted.rows.size()), std::vector<std::int32_t>(measured.rows.size())};
+  for (const Source& s : order) {
+    now[s.measured ? 1 : 0][static_cast<std::size_t>(s.row)] = static_cast<std::int32_t>(out.rows.size());
+    out.rows.push_back(std::move((s.measured ? measured : predicted).rows[static_cast<std::size_t>(s.row)]));
   }
-  for (std::size_t m = 0; m < measured.rows.size(); ++m)
-    if (!used[m]) out.rows.push_back(std::move(measured.rows[m]));
-  for (TraceFlow f : predicted.flows) {
-    f.fromRow = place[static_cast<std::size_t>(f.fromRow)], f.toRow = place[static_cast<std::size_t>(f.toRow)];
-    out.flows.push_back(f);
-  }
+  for (const bool of_measured : {false, true})
+    for (TraceFlow f : (of_measured ? measured : predicted).flows) {
+      const auto& at = now[of_measured ? 1 : 0];
+      f.fromRow = at[static_cast<std::size_t>(f.fromRow)], f.toRow = at[static_cast<std::size_t>(f.toRow)];
+      if (of_measured) f.name = renamed[static_cast<std::size_t>(f.name)];
+      out.flows.push_back(f);
+    }
   return out;
+}
+
+void nameGroups(TraceStore& store, std::int64_t devicesPerNode, std::int64_t stageRanks, std::int64_t groupRanks) {
+  const auto ranks = [](std::int64_t first, std::int64_t count) { return count > 1 ? QStringLiteral("ranks %1–%2").arg(first).arg(first + count - 1) : QStringLiteral("rank %1").arg(first); };
+  for (TraceRow& row : store.rows) {
+    if (devicesPerNode > 0) row.node = QStringLiteral("node %1 · %2").arg(row.number / devicesPerNode).arg(ranks(row.number / devicesPerNode * devicesPerNode, devicesPerNode));
+    if (groupRanks <= 0 || stageRanks <= 0) continue;
+    const std::int64_t stage = row.number / stageRanks, inside = row.number % stageRanks / groupRanks;
+    row.expertGroup = QStringLiteral("stage %1, expert group %2 · %3").arg(stage).arg(inside).arg(ranks(stage * stageRanks + inside * groupRanks, groupRanks));
+  }
 }
 
 std::vector<SpanSum> sums(const TraceStore& store, std::span<const int> rows, Picoseconds from, Picoseconds to) {
   std::map<std::int32_t, SpanSum> by_name;
   // Compute rows of each rank, for the overlap of the others.
-  std::map<std::pair<std::int32_t, bool>, const TraceRow*> compute;
+  std::map<std::pair<std::int64_t, bool>, const TraceRow*> compute;
   for (const TraceRow& row : store.rows)
-    if (row.lane == 0) compute.try_emplace({row.rank, row.measured}, &row);
+    if (row.lane == 0) compute.try_emplace({row.number, row.measured}, &row);
   for (const int r : rows) {
     const TraceRow& row = store.rows[static_cast<std::size_t>(r)];
-    const auto found = compute.find({row.rank, row.measured});
+    const auto found = compute.find({row.number, row.measured});
     const TraceRow* beside = found == compute.end() || found->second == &row ? nullptr : found->second;
     auto e = std::partition_point(row.events.begin(), row.events.end(), [&](const TraceEvent& x) { return x.end() <= from; });
     auto c = beside ? std::partition_point(beside->events.begin(), beside->events.end(), [&](const TraceEvent& x) { return x.end() <= from; }) : std::vector<TraceEvent>::const_iterator{};

@@ -34,7 +34,12 @@ struct TraceMark {
 struct TraceRow {
   QString label;
   QString note;                       ///< drawn after it: how many ranks this one stands for
+  QString laneName;
+  QString origin;                     ///< of rows that are not the prediction: " (measured)"
+  QString node, expertGroup;          ///< which of them the rank is in, as a heading over its rows; empty: not known
+  std::int64_t number = 0;            ///< of the rank
   std::int32_t rank = 0, lane = 0;    ///< as in the StepTimeline
+  std::int32_t overlap = 0;           ///< further row of its lane, for events that overlap
   std::int32_t stage = 0;
   bool measured = false;
   std::vector<TraceEvent> events;     ///< by start; do not overlap
@@ -60,6 +65,13 @@ struct TraceFlow {
   std::int32_t fromRow = 0, toRow = 0;
   std::int64_t from = 0, to = 0;      ///< event indices in their rows
   std::int32_t name = 0;
+  Picoseconds leaves = 0, lands = 0, length = 0;   ///< end of the first event, start of the second, time of both: a frame asks them of each flow
+};
+
+/// A line on the timeline's own axis: memory of a rank, tokens of an expert.
+struct Counter {
+  QString name, unit;
+  std::vector<double> seconds, values;   ///< steps: a value holds until the next moment
 };
 
 struct TraceStore {
@@ -71,11 +83,14 @@ struct TraceStore {
 };
 
 /// One row per rank and lane that holds events; events that overlap go to further rows of the lane, as in the Chrome trace.
-/// `parts`: operator calls inside steps as rows of their own events instead of the steps.
 [[nodiscard]] TraceStore storeOf(const StepTimeline& timeline, bool measured);
 
 /// Predicted rows with the measured row of the same rank and lane below each; ranks in order.
 [[nodiscard]] TraceStore beside(TraceStore predicted, TraceStore measured);
+
+/// Writes over each row in which node its rank sits and in which expert group: `devicesPerNode` ranks a node; of a stage's `stageRanks`,
+/// `groupRanks` after each other exchange tokens (expert x expert-tensor degree).
+void nameGroups(TraceStore& store, std::int64_t devicesPerNode, std::int64_t stageRanks, std::int64_t groupRanks);
 
 /// Sums over a span: per name, count, total and mean of what lies inside, and how much of it ran while the compute lane of its rank did.
 struct SpanSum {

@@ -46,7 +46,8 @@ void TimelineView::keyPressEvent(QKeyEvent* event) {
   const auto row = [&](int by) {
     if (visible_.empty()) return;
     if (selected_.row < 0) return step(0);
-    const int place = std::clamp(place_[static_cast<std::size_t>(selected_.row)] + by, 0, static_cast<int>(visible_.size()) - 1);
+    const auto now_at = std::find(visible_.begin(), visible_.end(), selected_.row);
+    const auto place = now_at == visible_.end() ? 0 : std::clamp<std::ptrdiff_t>(now_at - visible_.begin() + by, 0, static_cast<std::ptrdiff_t>(visible_.size()) - 1);
     const int next = visible_[static_cast<std::size_t>(place)];
     const TraceRow& r = store_.rows[static_cast<std::size_t>(next)];
     const TraceEvent* now = selected_.event >= 0 ? &store_.rows[static_cast<std::size_t>(selected_.row)].events[static_cast<std::size_t>(selected_.event)] : nullptr;
@@ -65,6 +66,11 @@ void TimelineView::keyPressEvent(QKeyEvent* event) {
     case Qt::Key_Period: step(1); return;
     case Qt::Key_Comma: step(-1); return;
     case Qt::Key_0: case Qt::Key_Home: fit(); return;
+    case Qt::Key_Space:
+      if (selected_.row >= 0)
+        for (int g = 0; g < static_cast<int>(groups_.size()); ++g)
+          if (groups_[static_cast<std::size_t>(g)].name == groupOf(selected_.row)) return toggleGroup(g);
+      return;
     case Qt::Key_P: togglePinned(selected_.row); return;
     case Qt::Key_H: if (event->modifiers() & Qt::ShiftModifier) showHidden(); else toggleHidden(selected_.row); return;
     case Qt::Key_F: {
@@ -110,7 +116,11 @@ void TimelineView::mouseReleaseEvent(QMouseEvent* event) {
   const bool moved = (event->pos() - pressed_).manhattanLength() > 3;
   if (drag_ == Drag::span && span_ && moved) Q_EMIT spanSelected(span_->first, span_->second);
   if (drag_ == Drag::pan && !moved) {
-    const int row = rowAt(event->pos().y());
+    const auto [row, group] = lineAt(event->pos().y());
+    if (group >= 0) {
+      drag_ = Drag::none;
+      return toggleGroup(group);
+    }
     const auto slack = static_cast<Picoseconds>(4.0 * static_cast<double>(to_ - from_) / std::max(1, viewport()->width() - labelWidth()));
     select(row, row < 0 ? -1 : store_.rows[static_cast<std::size_t>(row)].eventAt(timeAt(event->pos().x()), slack));
   }
@@ -144,6 +154,14 @@ void TimelineView::changeEvent(QEvent* event) {
 bool TimelineView::viewportEvent(QEvent* event) {
   if (event->type() != QEvent::ToolTip) return QAbstractScrollArea::viewportEvent(event);
   const auto* help = static_cast<QHelpEvent*>(event);
+  if (const int band = bandHeight(); band > 0 && help->pos().x() > labelWidth() && help->pos().y() >= headHeight() && help->pos().y() < headHeight() + counterHeight()) {
+    const Counter& c = counters_[static_cast<std::size_t>(std::min<int>((help->pos().y() - headHeight()) / band, static_cast<int>(counters_.size()) - 1))];
+    const double t = to_seconds(timeAt(help->pos().x())).value;
+    const auto after = std::upper_bound(c.seconds.begin(), c.seconds.end(), t) - c.seconds.begin();
+    const double v = after > 0 ? c.values[static_cast<std::size_t>(after - 1)] : 0;
+    QToolTip::showText(help->globalPos(), QStringLiteral("%1: %2 %3\n%4").arg(c.name).arg(v, 0, 'g', 6).arg(c.unit, timeText(timeAt(help->pos().x()))), this);
+    return true;
+  }
   const int row = rowAt(help->pos().y());
   if (row < 0) return true;
   const TraceRow& r = store_.rows[static_cast<std::size_t>(row)];

@@ -23,6 +23,12 @@ TimelineView::TimelineView(QWidget* parent) : QAbstractScrollArea(parent) {
   viewport()->setMouseTracking(true);
   setHorizontalScrollBarPolicy(Qt::ScrollBarAlwaysOff);
   setFrameShape(QFrame::NoFrame);
+  setEmptyText(tr("playing one step of the selected plan …"));
+}
+
+void TimelineView::setEmptyText(const QString& text) {
+  empty_ = text;
+  viewport()->update();
 }
 
 void TimelineView::setStore(TraceStore store, std::vector<Counter> counters) {
@@ -40,34 +46,71 @@ void TimelineView::setStore(TraceStore store, std::vector<Counter> counters) {
 int TimelineView::rowHeight() const {
   // Few rows share the room, up to a height that still reads as a row.
   const int least = fontMetrics().height() * 3 / 2, room = viewport()->height() - headHeight() - counterHeight();
-  return std::clamp(visible_.empty() ? least : room / static_cast<int>(visible_.size()), least, least * 3 / 2);
+  return std::clamp(lines_.empty() ? least : room / static_cast<int>(lines_.size()), least, least * 3 / 2);
 }
 int TimelineView::headHeight() const { return fontMetrics().height() * 2; }
+int TimelineView::bandHeight() const { return counters_.empty() ? 0 : counterHeight() / static_cast<int>(counters_.size()); }
 int TimelineView::counterHeight() const {
-  const int em = fontMetrics().height(), rows = static_cast<int>(visible_.size()) * em * 9 / 4;
-  return counters_.empty() ? 0 : std::clamp(viewport()->height() - headHeight() - rows, 4 * em, 12 * em);
+  if (counters_.empty()) return 0;
+  const int em = fontMetrics().height(), n = static_cast<int>(counters_.size()), rows = static_cast<int>(lines_.size()) * em * 9 / 4;
+  return n * std::clamp((viewport()->height() - headHeight() - rows) / n, 3 * em, 8 * em);
+}
+
+const QString& TimelineView::groupOf(int row) const {
+  static const QString none;
+  const TraceRow& r = store_.rows[static_cast<std::size_t>(row)];
+  return grouping_ == Grouping::node ? r.node : grouping_ == Grouping::expert_group ? r.expertGroup : none;
 }
 
 void TimelineView::arrange() {
   // Asked for every mark of a frame, and font metrics are slow to answer.
   labelWidth_ = std::min(viewport()->width() / 3, fontMetrics().averageCharWidth() * 42);
   visible_.clear();
+  lines_.clear();
+  groups_.clear();
   place_.assign(store_.rows.size(), -1);
-  for (const bool pinned : {true, false}) {
-    for (int r = 0; r < static_cast<int>(store_.rows.size()); ++r) {
-      if (pinned_.contains(r) != pinned || hidden_.contains(r)) continue;
-      const QString& label = store_.rows[static_cast<std::size_t>(r)].label;
-      const bool shown = pinned || std::all_of(words_.begin(), words_.end(), [&](const QString& w) { return label.contains(w, Qt::CaseInsensitive); });
-      if (!shown) continue;
-      place_[static_cast<std::size_t>(r)] = static_cast<int>(visible_.size());
-      visible_.push_back(r);
+  const auto show = [&](int r) {
+    place_[static_cast<std::size_t>(r)] = static_cast<int>(lines_.size());
+    lines_.push_back({.row = r});
+    visible_.push_back(r);
+  };
+  for (const int r : pinned_)
+    if (!hidden_.contains(r)) show(r);
+  for (int r = 0; r < static_cast<int>(store_.rows.size()); ++r) {
+    if (pinned_.contains(r) || hidden_.contains(r)) continue;
+    const TraceRow& row = store_.rows[static_cast<std::size_t>(r)];
+    if (!std::all_of(words_.begin(), words_.end(), [&](const QString& w) { return row.label.contains(w, Qt::CaseInsensitive); })) continue;
+    const QString& group = groupOf(r);
+    if (!group.isEmpty() && (groups_.empty() || groups_.back().name != group)) {
+      lines_.push_back({.group = static_cast<int>(groups_.size())});
+      groups_.push_back({.name = group, .rows = 0, .folded = folded_.contains(group)});
     }
+    if (!group.isEmpty()) ++groups_.back().rows;
+    if (group.isEmpty() || !groups_.back().folded) show(r);
   }
   const int room = viewport()->height() - headHeight() - counterHeight();
-  verticalScrollBar()->setRange(0, std::max(0, static_cast<int>(visible_.size()) * rowHeight() - room));
+  verticalScrollBar()->setRange(0, std::max(0, static_cast<int>(lines_.size()) * rowHeight() - room));
   verticalScrollBar()->setPageStep(std::max(1, room));
   verticalScrollBar()->setSingleStep(rowHeight());
   viewport()->update();
+}
+
+void TimelineView::setGrouping(Grouping grouping) {
+  grouping_ = grouping;
+  arrange();
+}
+
+QStringList TimelineView::groups() const {
+  QStringList out;
+  for (const Group& g : groups_) out << g.name;
+  return out;
+}
+
+void TimelineView::toggleGroup(int group) {
+  if (group < 0 || group >= static_cast<int>(groups_.size())) return;
+  const QString name = groups_[static_cast<std::size_t>(group)].name;
+  if (!folded_.erase(name)) folded_.insert(name);
+  arrange();
 }
 
 void TimelineView::setFilter(const QString& words) {
@@ -120,15 +163,17 @@ Picoseconds TimelineView::timeAt(double x) const {
   return from_ + static_cast<Picoseconds>(share * static_cast<double>(to_ - from_));
 }
 
+int TimelineView::yOfLine(int line) const { return headHeight() + counterHeight() + line * rowHeight() - verticalScrollBar()->value(); }
+
 int TimelineView::yOf(int row) const {
   const int place = place_[static_cast<std::size_t>(row)];
-  return place < 0 ? -1 : headHeight() + counterHeight() + place * rowHeight() - verticalScrollBar()->value();
+  return place < 0 ? -1 : yOfLine(place);
 }
 
-int TimelineView::rowAt(int y) const {
-  if (y < headHeight() + counterHeight()) return -1;
+TimelineView::Line TimelineView::lineAt(int y) const {
+  if (y < headHeight() + counterHeight()) return {};
   const int place = (y - headHeight() - counterHeight() + verticalScrollBar()->value()) / rowHeight();
-  return place >= 0 && place < static_cast<int>(visible_.size()) ? visible_[static_cast<std::size_t>(place)] : -1;
+  return place >= 0 && place < static_cast<int>(lines_.size()) ? lines_[static_cast<std::size_t>(place)] : Line{};
 }
 
 void TimelineView::paintAxis(QPainter& painter, const QRect& area) const {
@@ -151,32 +196,62 @@ void TimelineView::paintAxis(QPainter& painter, const QRect& area) const {
 }
 
 void TimelineView::paintCounters(QPainter& painter, const QRect& area) const {
-  const int h = counterHeight() - 6, top = area.top() + headHeight();
+  const int band = bandHeight();
   for (std::size_t c = 0; c < counters_.size(); ++c) {
     const Counter& counter = counters_[c];
+    const int top = area.top() + headHeight() + static_cast<int>(c) * band, h = band - 6;
+    painter.setPen(gridColour(palette()));
+    painter.drawLine(area.left(), top + h + 3, area.right(), top + h + 3);
     if (counter.values.empty()) continue;
     const double most = std::max(1e-12, *std::max_element(counter.values.begin(), counter.values.end()));
     const QColor colour = seriesColour(static_cast<int>(c) * 3, palette());
     QPolygonF line;
     const auto y = [&](double v) { return top + h - v / most * (h - 2); };
-    auto at = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, std::lower_bound(counter.seconds.begin(), counter.seconds.end(), to_seconds(from_).value) - counter.seconds.begin() - 1));
-    double before = counter.values[at];
-    for (; at < counter.seconds.size() && counter.seconds[at] <= to_seconds(to_).value; ++at) {
-      const double x = std::max<double>(area.left() + labelWidth(), xOf(static_cast<Picoseconds>(counter.seconds[at] * 1e12), area));
-      line << QPointF(x, y(before)) << QPointF(x, y(counter.values[at]));
-      before = counter.values[at];
+    const double left = area.left() + labelWidth();
+    const auto first = std::upper_bound(counter.seconds.begin(), counter.seconds.end(), to_seconds(from_).value);
+    auto at = static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, first - counter.seconds.begin() - 1));
+    double before = first == counter.seconds.begin() ? 0 : counter.values[at];
+    if (first != counter.seconds.begin()) ++at;
+    line << QPointF(std::max(left, xOf(0, area)), y(before));
+    // Of the changes inside one pixel the lowest, the highest and the last are drawn.
+    while (at < counter.seconds.size() && counter.seconds[at] <= to_seconds(to_).value) {
+      const double x = std::max(left, xOf(static_cast<Picoseconds>(counter.seconds[at] * 1e12), area));
+      double low = std::min(before, counter.values[at]), high = std::max(before, counter.values[at]), last = counter.values[at];
+      std::size_t next = at + 1;
+      for (; next < counter.seconds.size() && xOf(static_cast<Picoseconds>(counter.seconds[next] * 1e12), area) < x + 1; ++next) {
+        last = counter.values[next];
+        low = std::min(low, last), high = std::max(high, last);
+      }
+      line << QPointF(x, y(before));
+      if (next > at + 1) line << QPointF(x, y(high)) << QPointF(x, y(low));
+      line << QPointF(x, y(last));
+      before = last;
+      at = next;
     }
     line << QPointF(std::min<double>(area.right(), xOf(store_.end, area)), y(before));
-    painter.setPen(QPen(colour, 1.5));
+    // A pen wider than a pixel would stroke thousands of upright lines as one outline: a third of a second a frame.
+    painter.setPen(QPen(colour, 0));
     painter.drawPolyline(line);
     const int row = painter.fontMetrics().height();
-    painter.fillRect(QRect(area.left() + 4, top + static_cast<int>(c) * row + row / 3, row / 2, row / 2), colour);
+    painter.fillRect(QRect(area.left() + 4, top + row / 3, row / 2, row / 2), colour);
     painter.setPen(palette().color(QPalette::Text));
-    painter.drawText(QRect(area.left() + 8 + row / 2, top + static_cast<int>(c) * row, labelWidth() - 12 - row / 2, row), Qt::AlignLeft | Qt::AlignVCenter,
-                     painter.fontMetrics().elidedText(QStringLiteral("%1, to %2 %3").arg(counter.name).arg(most, 0, 'g', 4).arg(counter.unit), Qt::ElideRight, labelWidth() - 12 - row / 2));
+    const QRect text(area.left() + 8 + row / 2, top, labelWidth() - 12 - row / 2, row);
+    painter.drawText(text, Qt::AlignLeft | Qt::AlignVCenter, painter.fontMetrics().elidedText(counter.name, Qt::ElideRight, text.width()));
+    painter.setPen(mutedColour(palette()));
+    painter.drawText(text.translated(0, row), Qt::AlignLeft | Qt::AlignVCenter, tr("0 to %1 %2").arg(most, 0, 'g', 4).arg(counter.unit));
   }
-  painter.setPen(gridColour(palette()));
-  painter.drawLine(area.left(), top + h + 3, area.right(), top + h + 3);
+}
+
+void TimelineView::paintGroup(QPainter& painter, const QRect& area, int g, int y) const {
+  const Group& group = groups_[static_cast<std::size_t>(g)];
+  painter.fillRect(QRect(area.left(), y, area.width(), rowHeight()), palette().color(QPalette::Button));
+  painter.setPen(palette().color(QPalette::ButtonText));
+  QFont bold = painter.font(), plain = painter.font();
+  bold.setBold(true);
+  painter.setFont(bold);
+  painter.drawText(QRect(area.left() + 4, y, area.width() - 8, rowHeight()), Qt::AlignVCenter | Qt::AlignLeft,
+                   (group.folded ? QStringLiteral("▸ ") : QStringLiteral("▾ ")) + group.name + (group.folded ? tr(" (%n row(s) folded)", nullptr, group.rows) : QString()));
+  painter.setFont(plain);
 }
 
 void TimelineView::paintRow(QPainter& painter, const QRect& area, int r, int y) const {
@@ -186,7 +261,7 @@ void TimelineView::paintRow(QPainter& painter, const QRect& area, int r, int y) 
   painter.setPen(gridColour(palette()));
   painter.drawLine(area.left(), y + h - 1, area.right(), y + h - 1);
   painter.setPen(palette().color(QPalette::Text));
-  const QString label = (pinned_.contains(r) ? QStringLiteral("▲ ") : QString()) + row.label + (row.note.isEmpty() ? QString() : QLatin1Char(' ') + row.note) + (row.measured ? tr(" (measured)") : QString());
+  const QString label = (pinned_.contains(r) ? QStringLiteral("▲ ") : QString()) + row.label + (row.note.isEmpty() ? QString() : QLatin1Char(' ') + row.note) + row.origin;
   painter.drawText(QRect(area.left() + 4, y, labelWidth() - 8, h), Qt::AlignVCenter | Qt::AlignLeft, painter.fontMetrics().elidedText(label, Qt::ElideMiddle, labelWidth() - 8));
   painter.save();
   painter.setClipRect(QRect(area.left() + labelWidth(), y, area.width() - labelWidth(), h));
@@ -235,16 +310,14 @@ void TimelineView::paintFlows(QPainter& painter, const QRect& area) const {
   painter.setRenderHint(QPainter::Antialiasing);
   int drawn = 0;
   for (const TraceFlow& f : store_.flows) {
-    if (place_[static_cast<std::size_t>(f.fromRow)] < 0 || place_[static_cast<std::size_t>(f.toRow)] < 0) continue;
-    const TraceEvent& a = store_.rows[static_cast<std::size_t>(f.fromRow)].events[static_cast<std::size_t>(f.from)];
-    const TraceEvent& b = store_.rows[static_cast<std::size_t>(f.toRow)].events[static_cast<std::size_t>(f.to)];
-    if (b.start < from_ || a.end() > to_) continue;
     const bool chosen = (selected_.row == f.fromRow && selected_.event == f.from) || (selected_.row == f.toRow && selected_.event == f.to);
-    const double x1 = xOf(a.end(), area), x2 = xOf(b.start, area);
-    // Zoomed out, arrows would only blacken the picture: those of the selected event stay.
-    const double long_enough = static_cast<double>(a.duration + b.duration) / static_cast<double>(to_ - from_) * area.width();
-    if (!chosen && (long_enough < 24 || ++drawn > 400)) continue;
-    const int y1 = yOf(f.fromRow) + rowHeight() / 2, y2 = yOf(f.toRow) + rowHeight() / 2;
+    // Zoomed out, arrows would only blacken the picture: those of the selected event stay. Asked first, since a step has hundreds of thousands.
+    const double wide = static_cast<double>(f.length) / static_cast<double>(to_ - from_) * area.width();
+    if (!chosen && wide < 24) continue;
+    if (f.lands < from_ || f.leaves > to_ || place_[static_cast<std::size_t>(f.fromRow)] < 0 || place_[static_cast<std::size_t>(f.toRow)] < 0) continue;
+    if (!chosen && ++drawn > 400) continue;
+    const double x1 = xOf(f.leaves, area), x2 = xOf(f.lands, area);
+    const int y1 = area.top() + yOf(f.fromRow) + rowHeight() / 2, y2 = area.top() + yOf(f.toRow) + rowHeight() / 2;
     QColor colour = chosen ? palette().color(QPalette::Text) : mutedColour(palette());
     painter.setPen(QPen(colour, chosen ? 2 : 1));
     QPainterPath path(QPointF(x1, y1));
@@ -262,7 +335,7 @@ void TimelineView::paint(QPainter& painter, const QRect& area) {
   painter.fillRect(area, palette().color(QPalette::Base));
   if (store_.rows.empty()) {
     painter.setPen(mutedColour(palette()));
-    painter.drawText(area, Qt::AlignCenter, tr("playing one step of the selected plan …"));
+    painter.drawText(area, Qt::AlignCenter, empty_);
     return;
   }
   painter.save();
@@ -270,10 +343,12 @@ void TimelineView::paint(QPainter& painter, const QRect& area) {
   paintAxis(painter, area);
   if (counterHeight()) paintCounters(painter, area);
   painter.setClipRect(area.adjusted(0, headHeight() + counterHeight(), 0, 0));
-  for (const int r : visible_) {
-    const int y = area.top() + yOf(r);
+  for (int l = 0; l < static_cast<int>(lines_.size()); ++l) {
+    const int y = area.top() + yOfLine(l);
     if (y + rowHeight() < area.top() + headHeight() || y > area.bottom()) continue;
-    paintRow(painter, area, r, y);
+    const Line line = lines_[static_cast<std::size_t>(l)];
+    if (line.row >= 0) paintRow(painter, area, line.row, y);
+    else paintGroup(painter, area, line.group, y);
   }
   paintFlows(painter, area);
   painter.setClipRect(area);
