@@ -49,4 +49,6 @@ OpenBackend open_backend(const std::string& name, bool float32, int device) {
   return {name == "null" ? null_backend() : cpu_backend(float32 ? CpuStorage::wide : CpuStorage::as_planned), processor(), name == "null" ? std::int64_t{1} << 62 : available_memory(), "this machine"};
 }
 
+std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend) { return device + "; moeplan " + version + ", " + backend + " backend"; }
+
 }  // namespace moeplan::cli

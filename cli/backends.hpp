@@ -21,4 +21,7 @@ struct OpenBackend {
 /// `device` is that of "cuda", and current afterwards. Throws InputError where there is no such device.
 [[nodiscard]] OpenBackend open_backend(const std::string& name, bool float32, int device = 0);
 
+/// Device, build and backend of a measurement, in words: times are not mixed with those of another.
+[[nodiscard]] std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend);
+
 }  // namespace moeplan::cli

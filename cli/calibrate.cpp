@@ -2,8 +2,11 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <ctime>
 
 #include "cli/backends.hpp"
@@ -16,6 +19,7 @@
 #include "core/write.hpp"
 #include "executor/calibrate/calibrate.hpp"
 #include "planner/planner.hpp"
+#include "planner/problem.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -24,19 +28,64 @@ constexpr int kFailed = 4;
 /// Above this the times say little about the next run.
 constexpr double kTooNoisy = 0.25;
 
+/// Rows of experts at which calls of --model are measured too, over the balanced load.
+constexpr std::array kLoads{0.5, 2.0};
+
 struct Options {
-  std::vector<std::string> plans;
-  std::string output, backend = "cpu", name;
+  std::vector<std::string> plans, models;
+  std::vector<std::int64_t> sequences;
+  std::string output, backend = "cpu", name, device, runtime, method;
+  int ep = 1;
+  std::int64_t micro_batch = 1;
   bool again = false;
   TimingOptions timing;
 };
 
-/// Where the kernels were built and run: samples of another build, device or driver are not mixed in.
-std::string origin(const Options& options, const OpenBackend& opened) { return fmt::format("{}; moeplan {}, {} backend", opened.device, MOEPLAN_VERSION, options.backend); }
+/// The device of configs/devices that is meant: by flag, "cpu", or the one whose name the driver's holds ("NVIDIA H200": h200).
+std::string device_name(const Context& context, const Options& options, const std::string& opened) {
+  if (!options.device.empty()) return options.device;
+  if (options.backend != "cuda") return "cpu";
+  std::string words;
+  for (const char c : opened) words += std::isalnum(static_cast<unsigned char>(c)) ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : ' ';
+  words = " " + words + " ";
+  for (const std::string& name : config_names(context.configs, "devices"))
+    if (words.find(" " + name + " ") != std::string::npos) return name;
+  throw InputError("--device", opened + " is none of configs/devices", "name the nearest, or a file that describes it");
+}
+
+/// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads.
+void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, const std::string& device, std::map<std::string, OpCall>& calls) {
+  ProblemRequest request;
+  request.model = model;
+  request.device = device;
+  request.gpus = options.ep;
+  request.runtime = options.runtime;
+  request.sequence_length = sequence;
+  if (options.method == "full") request.method = Training::full;
+  const Problem problem = make_problem(context.configs, request);
+  Plan plan;
+  plan.parallelism.ep = plan.parallelism.dp_shard = options.ep;
+  plan.micro_batch = options.micro_batch;
+  plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
+  check_micro_batch(problem, plan.micro_batch, "--micro-batch");
+  std::map<std::string, OpCall> mine = calls_of(lower(problem, plan, 0));
+  if (options.ep > 1) add_loads(mine, kLoads);
+  calls.merge(mine);
+}
 
 Output run(const Context& context, const Options& options) {
+  if (options.plans.empty() == options.models.empty()) throw InputError("calibrate", options.plans.empty() ? "nothing to measure" : "plans and models together", "give plan files, or --model NAME");
   std::map<std::string, OpCall> calls;
   std::optional<DeviceSpec> device;
+  const OpenBackend opened = open_backend(options.backend, false);
+  if (!options.models.empty()) {
+    const std::string name = device_name(context, options, opened.device);
+    device = load_device(context.configs, name).device;
+    for (const std::string& model : options.models) {
+      if (options.sequences.empty()) add_model(context, options, model, std::nullopt, name, calls);
+      for (const std::int64_t length : options.sequences) add_model(context, options, model, length, name, calls);
+    }
+  }
   for (const std::string& file : options.plans) {
     const LoadedPlan loaded = read_plan_file(load_json(file), file);
     if (device && !(*device == loaded.problem.cluster.device))
@@ -46,8 +95,7 @@ Output run(const Context& context, const Options& options) {
     for (int stage = 0; stage < p.pp; ++stage) calls.merge(calls_of(lower(loaded.problem, loaded.plan, stage * p.stage_ranks())));
   }
   OutputFiles files({options.output});
-  const OpenBackend opened = open_backend(options.backend, false);
-  DeviceProfile profile{.name = options.name, .driver = origin(options, opened), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "", .device = *device, .samples = {}};
+  DeviceProfile profile{.name = options.name, .driver = calibration_origin(opened.device, MOEPLAN_VERSION, options.backend), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "", .device = *device, .samples = {}};
   Output out;
   if (!options.again && std::filesystem::exists(options.output)) {
     const DeviceProfile before = load_profile(context.configs, options.output);
@@ -56,7 +104,8 @@ Output run(const Context& context, const Options& options) {
     profile.samples = before.samples;
     out.notes.push_back(fmt::format("{}: {} samples kept", options.output, before.samples.size()));
   }
-  profile.source = fmt::format("moeplan calibrate: {} calls of {} plan{}, medians of {} to {} samples, weights from memory, inputs just written", calls.size(), options.plans.size(), options.plans.size() == 1 ? "" : "s", options.timing.least, options.timing.most);
+  std::string of = options.models.empty() ? fmt::format("{} plan{}", options.plans.size(), options.plans.size() == 1 ? "" : "s") : fmt::format("{}", fmt::join(options.models, ", "));
+  profile.source = fmt::format("moeplan calibrate: {} calls of {}, medians of {} to {} samples, weights from memory, inputs just written", calls.size(), of, options.timing.least, options.timing.most);
   const auto save = [&](const std::vector<ProfileSample>& samples) {
     profile.samples = samples;
     files.write(options.output, to_json(profile).dump(1) + "\n");
@@ -96,16 +145,26 @@ Output run(const Context& context, const Options& options) {
 
 Command calibrate_command(CLI::App& program) {
   CLI::App* app = program.add_subcommand("calibrate", "times every operator call of plans on this machine and writes a device profile, which `plan --profile` reads");
-  app->footer("Example: moeplan plan kimi-k3-tiny --device cpu --gpus 1 --runtime cpu -o plan.json && moeplan calibrate plan.json -o here.json\nplan ... --profile here.json then says \"measured\". An interrupted run goes on where it was.");
+  app->footer("Example: moeplan calibrate --model kimi-k3-tiny -o here.json\nplan ... --profile here.json then says \"measured\". An interrupted run goes on where it was.");
   const auto o = std::make_shared<Options>();
-  app->add_option("PLAN", o->plans, "plan files, as `moeplan plan ... -o` writes them, all for one device")->required();
+  app->add_option("PLAN", o->plans, "plan files, as `moeplan plan ... -o` writes them, all for one device");
+  app->add_option("--model", o->models, "instead of plans: every call of this model's layers on one rank, experts at half, once and twice the balanced rows; may be repeated");
+  app->add_option("--seq", o->sequences, "with --model: lengths, e.g. 2048,4096 (default: the workload's)")->delimiter(',')->check(CLI::Range(1, 1 << 24));
+  app->add_option("--ep", o->ep, "with --model: expert ranks that share the experts (default 1)")->check(CLI::Range(1, 1 << 16));
+  app->add_option("--micro-batch", o->micro_batch, "with --model: sequences (default 1)")->check(CLI::Range(1, 1 << 16));
+  app->add_option("--method", o->method, "with --model: lora (default) or full")->check(CLI::IsMember({"lora", "full"}));
+  app->add_option("--device", o->device, "with --model: which of configs/devices this is (default: cpu, or by the driver's name)");
+  app->add_option("--runtime", o->runtime, "with --model (default: moeplan, on the cpu backend cpu)");
   app->add_option("-o,--output", o->output, "the profile; samples that it has already are kept")->required();
   app->add_option("--name", o->name, "of the profile (default: here)")->default_val("here");
   app->add_option("--backend", o->backend, "cpu, or cuda where it was built in")->check(CLI::IsMember(backend_names()));
   app->add_flag("--again", o->again, "measure everything anew");
   app->add_option("--noise", o->timing.noise, "enough samples when the median is known to this share (default 0.02)")->check(CLI::Range(1e-4, 1.0));
   app->add_option("--samples", o->timing.most, "of one call at most (default 50)")->check(CLI::Range(std::int64_t{5}, std::int64_t{100000}));
-  return {app, [o](const Context& context) { return run(context, *o); }};
+  return {app, [o](const Context& context) {
+            if (o->runtime.empty()) o->runtime = o->backend == "cpu" ? "cpu" : "moeplan";
+            return run(context, *o);
+          }};
 }
 
 }  // namespace moeplan::cli

@@ -7,10 +7,12 @@
 #include <map>
 #include <set>
 
+#include "cli/backends.hpp"
 #include "cli/command.hpp"
 #include "cli/forecast_text.hpp"
 #include "cli/output_files.hpp"
 #include "cli/simulation.hpp"
+#include "cli/slice.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
@@ -52,6 +54,19 @@ void check_tables(const StepTimeline& t, const std::string& where) {
     for (const TimelinePart& p : d.parts) inside(p.name, t.names.size(), "name");
 }
 
+/// Times of one device, driver and build say less of another: the band that the cost model gives a table borrowed from elsewhere.
+constexpr Interval kElsewhere{0.80, 1.35};
+
+/// Where the plan's calibrated times and the run come from, if that is not the same.
+std::optional<std::string> measured_elsewhere(const DeviceProfile& profile, const Json& file) {
+  if (!profile.source.starts_with("moeplan calibrate")) return std::nullopt;
+  const Json from = file.value("provenance", Json::object());
+  const auto word = [&](const char* name) { return from.is_object() && from.contains(name) && from[name].is_string() ? from[name].get<std::string>() : std::string("unknown"); };
+  const std::string here = calibration_origin(word("device"), word("version"), word("backend"));
+  if (here == profile.driver) return std::nullopt;
+  return fmt::format("the plan's times were measured on {}, the run was on {}: the interval is widened to {} and {} times its ends", profile.driver, here, kElsewhere.low, kElsewhere.high);
+}
+
 std::string error_text(const Pair& p) { return p.predicted > 0 ? fmt::format("{:+.1f} %", 100 * (p.measured / p.predicted - 1)) : p.measured > 0 ? "not predicted" : ""; }
 
 double median(std::vector<double> v) {
@@ -67,30 +82,44 @@ Output run(const Context& context, const Options& options) {
 
   Output out;
   // Step time: undisturbed steps; the first warms up, the last is timed call by call.
-  std::vector<double> seconds;
+  std::optional<SlicePrediction> slice;
+  if (file.contains("rank_slice")) slice = slice_of(file, loaded, options.measured);
+  std::vector<double> seconds, copies;
   const Json steps = file.value("steps", Json::array());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     if (!steps[i].is_object() || !steps[i].contains("step_s") || !steps[i]["step_s"].is_number()) throw InputError(fmt::format("{}.steps[{}].step_s", options.measured, i), "is missing or no number", "`moeplan run` writes it");
-    if ((i > 0 && i + 1 < steps.size()) || steps.size() < 3) seconds.push_back(steps[i]["step_s"].get<double>());
+    if ((i > 0 && i + 1 < steps.size()) || steps.size() < 3) {
+      seconds.push_back(slice ? computing_seconds(steps[i], fmt::format("{}.steps[{}]", options.measured, i)) : steps[i]["step_s"].get<double>());
+      if (slice) copies.push_back(steps[i]["communication_s"].get<double>());
+    }
   }
   if (seconds.empty()) throw InputError(options.measured + ".steps", "has no steps", "run at least one");
   if (steps.size() < 3) out.notes.push_back("fewer than three steps: the step time includes the first, which warms up");
   const Forecast forecast = moeplan::forecast(loaded.problem, loaded.plan);
-  const Pair step{forecast.step.value, median(seconds)};
+  const Pair step{slice ? slice->time.compute.value : forecast.step.value, median(seconds)};
+  Interval interval = slice ? Interval{slice->time.low.value, slice->time.high.value} : forecast.step_interval;
 
+  if (const auto elsewhere = measured_elsewhere(loaded.problem.profile, file)) {
+    interval = {interval.low * kElsewhere.low, interval.high * kElsewhere.high};
+    out.notes.push_back(*elsewhere);
+  }
   const Simulation simulation = simulate(loaded.problem, loaded.plan);
   StepTimeline predicted = timeline(simulation.job, simulation.played);
   std::map<std::string, Pair> calls;
-  for (const auto& [name, s] : operators(predicted, 0)) calls[name].predicted = s;
+  if (slice)
+    for (const auto& [name, s] : slice->time.operators) calls[name].predicted = s.value;
+  else
+    for (const auto& [name, s] : operators(predicted, 0)) calls[name].predicted = s;
   std::optional<StepTimeline> measured;
   if (file.contains("timeline") && !file["timeline"].is_null()) {
     measured = read<StepTimeline>(Place(file, options.measured).at("timeline"));
     check_tables(*measured, options.measured);
-    for (const auto& [name, s] : operators(*measured, 0)) calls[name].measured = s;
+    for (const auto& [name, s] : operators(*measured, 0))
+      if (!slice || name != "communication") calls[name].measured = s;
   }
 
   std::map<std::string, Pair> memory;
-  const MemoryBreakdown planned = moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
+  const MemoryBreakdown planned = slice ? slice->memory : moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (planned[category].value > 0) memory[std::string(name)].predicted = static_cast<double>(planned[category].value);
   const Json kept = file.value("memory", Json::object());
@@ -136,11 +165,12 @@ Output run(const Context& context, const Options& options) {
     for (const auto& [name, p] : memory) all[name] = json(p);
     for (const auto& [name, p] : calls) kinds[name] = json(p);
     for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) largest.push_back({{"name", by_gap[i].first}, {"seconds", by_gap[i].second.gap()}});
-    out.text = Json{{"step_seconds", json(step)}, {"interval", Json::array({forecast.step_interval.low, forecast.step_interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
+    out.text = Json{{"step_seconds", json(step)}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
     return out;
   }
   out.text = problem_text(loaded.problem);
-  out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({forecast.step_interval.low}), duration({forecast.step_interval.high}), duration({step.measured}), error_text(step));
+  if (slice) out.text += slice_text(*slice, step.measured, median(copies));
+  else out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({interval.low}), duration({interval.high}), duration({step.measured}), error_text(step));
   out.text += fmt::format("peak memory: {} predicted, {} measured: {}\n\n", human(Bytes{static_cast<std::int64_t>(peak.predicted)}), human(Bytes{static_cast<std::int64_t>(peak.measured)}), error_text(peak));
   if (measured) {
     std::vector<std::vector<std::string>> rows;

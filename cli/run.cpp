@@ -52,6 +52,47 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] ? name.data() : "this host";
 }
 
+/// What a rank alone cannot do: it holds a part of the model, and its numbers are not the model's.
+void refuse_with_slice(const RunOptions& o) {
+  const auto refuse = [](bool is, const char* what) {
+    if (is) throw InputError("--rank-slice", fmt::format("does not go with {}: one rank alone has made-up weights and neighbours", what), "leave one of them out");
+  };
+  refuse(o.ranks > 1, "--ranks");
+  refuse(!o.weights.empty(), "--weights");
+  refuse(!o.adapter.empty(), "--adapter");
+  refuse(!o.from_adapter.empty(), "--from-adapter");
+  refuse(!o.checkpoint.empty(), "--checkpoint");
+}
+
+Output run_slice(const Context& context, RunOptions options, const LoadedPlan& loaded, const OpenBackend& opened) {
+  refuse_with_slice(options);
+  const SliceRows none;
+  options.train.walk.slice = &none;  // refusals are those of a rank alone
+  const Backend& backend = *opened.backend;
+  if (*options.rank_slice >= loaded.plan.parallelism.world())
+    throw InputError("--rank-slice", fmt::format("rank {} is outside the plan's {} ranks", *options.rank_slice, loaded.plan.parallelism.world()));
+  refuse_what_cannot_run(loaded.problem, loaded.plan, backend, options.train.walk, loaded.plan.parallelism.world());
+  const SlicePrediction slice =
+      predict_slice(loaded, *options.rank_slice,
+                    options.bound_given ? std::optional(options.train.walk.routed_bound) : std::nullopt,
+                    options.train.walk, [&](DType t) { return backend.held(t); });
+  options.train.walk.slice = &slice.draw.rows;
+  options.train.walk.routed_bound = slice.routed_bound;
+  if (auto certificate = too_large(slice.memory, options.float32 ? 2 : 1, opened)) return *std::move(certificate);
+  HeldSignals signals;
+  Session session{.context = context,
+                  .options = options,
+                  .loaded = loaded,
+                  .predicted = slice.memory,
+                  .signals = signals,
+                  .slice = &slice,
+                  .whole = {},
+                  .fingerprint = {},
+                  .out = {}};
+  run_rank(session, nullptr, nullptr);
+  return std::move(session.out);
+}
+
 /// One rank alone, all ranks as threads, or (`world`) this process's rank among those of others.
 Output run_ranks_here(const Context& context, const RunOptions& options, const LoadedPlan& loaded, const OpenBackend& opened, Communicator* world, Progress* progress) {
   const Problem& problem = loaded.problem;
@@ -69,6 +110,7 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
                   .loaded = loaded,
                   .predicted = predicted,
                   .signals = signals,
+                  .slice = nullptr,
                   .whole = {},
                   .fingerprint = run_fingerprint(problem, one_rank_plan(problem, loaded.plan)),
                   .out = {}};
@@ -95,6 +137,7 @@ Output run(const Context& context, const RunOptions& options, const CLI::App& ap
   if (options.plan.empty()) throw InputError("PLAN", "is missing", "a plan file, as `moeplan plan ... -o` writes it");
   const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
   if (!options.launch.kind.empty()) return write_launch(app, options.launch, loaded);
+  if (options.rank_slice) return run_slice(context, options, loaded, open_backend(options.backend, options.float32));
   if (options.backend == "cuda") {
     std::optional<int> ended;
     if (std::optional<Job> job = find_job(options.ranks, options.launch.flags, options.launch.token_file, ended)) {
@@ -124,6 +167,10 @@ Command run_command(CLI::App& program) {
   app->add_option("PLAN", o->plan, "a plan file, as `moeplan plan ... -o` writes it");
   app->add_option("--ranks", o->ranks, "run the plan's ranks here: as threads (cpu), or one process for each device (cuda); default 1")
       ->check(CLI::Range(1, 256));
+  app->add_option("--rank-slice", o->rank_slice,
+                  "run this one rank of the plan alone: its shapes, its share of the experts, rows drawn from the load; "
+                  "communication is copied in place and charged from the model")
+      ->check(CLI::Range(0, 1 << 24));
   app->add_option("--rank-timeout", o->rank_timeout,
                   "seconds that a rank waits for the others in one call (default 300)")
       ->check(CLI::Range(0.01, 1e6));
@@ -162,7 +209,9 @@ Command run_command(CLI::App& program) {
   app->add_option("--aux-loss", o->train.walk.auxiliary, "weight of the load-balancing loss")
       ->check(CLI::Range(0.0, 1e3));
   app->add_option("--routed-bound", o->train.walk.routed_bound,
-                  "rows that a rank's experts may take over the balanced share (default 2); beyond it the run stops")
+                  "rows that a rank's experts may take over the balanced share (default 2; what was drawn, for a slice); "
+                  "beyond it the run stops")
+      ->each([o](const std::string&) { o->bound_given = true; })
       ->check(CLI::Range(1.0, 1e4));
   app->add_flag("--float32", o->float32, "hold bf16 buffers as f32 (twice the memory), for comparisons");
   add_launch_options(*app, o->launch);

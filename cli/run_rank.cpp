@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <utility>
 
 #include "cli/backends.hpp"
 #include "cli/forecast_text.hpp"
@@ -15,6 +16,7 @@
 #include "executor/adapter/peft.hpp"
 #include "executor/data/packer.hpp"
 #include "executor/monitor/monitor.hpp"
+#include "executor/slice/slice.hpp"
 #include "executor/train/measured.hpp"
 #include "executor/weights/load.hpp"
 
@@ -84,12 +86,13 @@ class RankRun {
         o_(session.options),
         problem_(session.loaded.problem),
         plan_(session.loaded.plan),
-        world_(world),
-        progress_(progress),
         first_(!world || world->rank() == 0),
         opened_(open_backend(o_.backend, o_.float32, o_.device)),
         backend_(opened_.backend.get()),
-        trainer_(problem_, plan_, *backend_, o_.train, world, progress),
+        alone_(session.slice ? slice_world({session.slice->rank, plan_.parallelism}, *backend_) : nullptr),
+        world_(alone_ ? alone_.get() : world),
+        progress_(progress),
+        trainer_(problem_, plan_, *backend_, o_.train, world_, progress),
         data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed, problem_.workload.sequence_length), plan_.micro_batch,
               problem_.workload.sequence_length, !o_.no_packing, o_.train.seed) {}
 
@@ -183,7 +186,8 @@ class RankRun {
 
   void show(const StepReport& report, Watch& watch) {
     tokens_ += report.tokens;
-    const Json line = step_json(report, trainer_.memory());
+    Json line = step_json(report, trainer_.memory());
+    if (s_.slice) line["communication_s"] = trainer_.walk().communication_seconds() - std::exchange(communicated_, trainer_.walk().communication_seconds());
     for (std::string& warning : watch.warnings(report)) {
       if (s_.context.json)
         s_.out.notes.push_back(std::move(warning));
@@ -240,28 +244,45 @@ class RankRun {
       file["predicted_memory"] = memory_json(s_.predicted);
       file["ranks"] = plan_.parallelism.world();
       if (world_) file["communication"] = communication_json(trainer_);
+      if (s_.slice) file["rank_slice"] = slice_json(*s_.slice);
       file["steps"] = steps_;
       file["provenance"] = provenance(o_, s_.context, opened_.device);
       write_text_file(o_.output, file.dump(1) + "\n");
     }
     s_.out.exit_code = signal == 0 ? 0 : o_.checkpoint.empty() ? kFailed : kInterrupted;
-    if (!s_.context.json) s_.out.text = "\n" + memory_text(s_.context, s_.predicted, measured);
+    if (s_.context.json) return;
+    s_.out.text = "\n";
+    if (s_.slice) s_.out.text += slice_text(*s_.slice, median_of(&computing_of), median_of(&copies_of)) + "\n";
+    s_.out.text += memory_text(s_.context, s_.predicted, measured);
+  }
+
+  static double computing_of(const Json& step) { return computing_seconds(step, "steps"); }
+  static double copies_of(const Json& step) { return step["communication_s"].get<double>(); }
+  /// Over the undisturbed steps: the first warms up, the last is timed call by call.
+  double median_of(double (*of)(const Json&)) const {
+    std::vector<double> v;
+    for (std::size_t i = 0; i < steps_.size(); ++i)
+      if ((i > 0 && i + 1 < steps_.size()) || steps_.size() < 3) v.push_back(of(steps_[i]));
+    std::sort(v.begin(), v.end());
+    return v.empty() ? 0 : v[v.size() / 2];
   }
 
   Session& s_;
   const RunOptions& o_;
   const Problem& problem_;
   const Plan& plan_;
-  Communicator* world_;
-  Progress* progress_;
   const bool first_;
   OpenBackend opened_;
   Backend* backend_;
+  std::unique_ptr<Communicator> alone_;  ///< the world of a rank without others
+  Communicator* world_;
+  Progress* progress_;
   Trainer trainer_;
   Packer data_;
   std::optional<StepRecorder> recorder_;
   Json steps_ = Json::array();
   std::int64_t tokens_ = 0;
+  double communicated_ = 0;  ///< seconds until the step before
 };
 
 }  // namespace

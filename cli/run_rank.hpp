@@ -8,6 +8,7 @@
 
 #include "cli/command.hpp"
 #include "cli/run_launch.hpp"
+#include "cli/slice.hpp"
 #include "executor/checkpoint/checkpoint.hpp"
 #include "executor/ranks/state.hpp"
 #include "planner/planner.hpp"
@@ -23,6 +24,8 @@ struct RunOptions {
   bool resume = false, no_packing = false, float32 = false;
   std::int64_t save_every = 0;
   std::optional<std::int64_t> stop_after;
+  std::optional<int> rank_slice;  ///< this rank of the plan alone
+  bool bound_given = false;       ///< --routed-bound was
   int ranks = 1, device = 0;
   bool processes = false;  ///< the ranks are processes, each with its signals; else threads of this one
   LaunchOptions launch;
@@ -61,6 +64,7 @@ struct Session {
   const LoadedPlan& loaded;
   const MemoryBreakdown& predicted;
   HeldSignals& signals;
+  const SlicePrediction* slice = nullptr;  ///< of a rank that runs alone
   std::optional<WholeState> whole;  ///< rank 0 of several, where saves or adapters are asked for
   std::string fingerprint;
   Output out;

@@ -3,7 +3,7 @@
 moeplan_room(moeplan_comm GLOB executor/comm/*.cpp executor/rendezvous/*.cpp executor/launch/*.cpp LINK moeplan_core Threads::Threads)
 
 # The plan's program, run: backends, arena, walk, optimizer, weights, data, adapters, checkpoints.
-moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp executor/state/*.cpp executor/walk/*.cpp executor/train/*.cpp executor/ranks/*.cpp
+moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp executor/state/*.cpp executor/walk/*.cpp executor/train/*.cpp executor/ranks/*.cpp executor/slice/*.cpp
                               executor/weights/*.cpp executor/data/*.cpp executor/adapter/*.cpp executor/checkpoint/*.cpp executor/monitor/*.cpp executor/calibrate/*.cpp
              LINK moeplan_program moeplan_reference moeplan_comm)
 

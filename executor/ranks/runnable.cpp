@@ -57,14 +57,15 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
     refuse("parallelism",
            fmt::format("is for {} rank{}; there {} {}", p.world(), p.world() == 1 ? "" : "s", ranks == 1 ? "is" : "are",
                        ranks),
-           fmt::format("--ranks {}", p.world()));
+           fmt::format("--ranks {}; --rank-slice R: rank R alone", p.world()));
   if (plan.offload != Offload::none)
     refuse("offload", fmt::format("{} is priced, not run", name_of(plan.offload)), "none");
   if (plan.experts.capacity_factor && options.capacity_factor == 0 && plan.experts.overflow != Overflow::drop_position)
     refuse("experts.overflow", fmt::format("{} is priced, not run", name_of(plan.experts.overflow)), "drop_position");
   refuse_pipeline(problem, plan);
   if (ranks == 1) return;
-  if (backend.name() == "null") throw InputError("--backend", "null: has no memory that ranks could exchange", "cpu or cuda");
+  if (backend.name() == "null")
+    throw InputError("--backend", "null: has no memory that ranks could exchange", "cpu or cuda");
   if (p.tp > 1) refuse("parallelism.tp", fmt::format("{}: tensor parallelism is priced, not run", p.tp), "tp = 1");
   if (p.cp > 1) refuse("parallelism.cp", fmt::format("{}: context parallelism is priced, not run", p.cp), "cp = 1");
   if (p.etp > 1)

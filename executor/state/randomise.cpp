@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "executor/backend/convert.hpp"
 #include "executor/state/parameters.hpp"
 
 namespace moeplan {
@@ -14,8 +15,13 @@ class Random {
   Random(std::uint64_t seed, const std::string& name) : state_(seed * step + 0x1234567) {
     for (const char c : name) state_ = mix(state_ ^ static_cast<unsigned char>(c));
   }
+  explicit Random(std::uint64_t state) : state_(state) {}
   std::uint64_t next() { return mix(state_ += step); }
   [[nodiscard]] std::uint64_t state() const { return state_; }
+  /// The state after so many numbers.
+  static std::uint64_t after(std::uint64_t state, std::int64_t numbers) {
+    return state + static_cast<std::uint64_t>(numbers) * step;
+  }
   double unit() { return static_cast<double>(next() >> 11) * 0x1p-53; }  ///< in [0, 1)
   double between(double low, double high) { return low + (high - low) * unit(); }
 
@@ -44,17 +50,17 @@ bool is_matrix(const Parameter& p) {
   return p.cls != WeightClass::norm && !p.buffer;
 }
 
-/// Element i of the whole tensor has the i-th number, whoever holds it.
+/// Element i of the whole tensor has the i-th number, whoever holds it. Runs are made where they lie: a rank's share of
+/// a model that no machine holds costs what the share does.
 void fill_matrix(Parameter& p, std::uint64_t state, const RankPlace& place, Backend& backend) {
   constexpr float deviation = 0.02f;
-  if (p.shards == 1 && p.shape.elements() == p.whole.elements()) return backend.fill_normal(p.view(), state, deviation);
-  std::vector<float> mine;
-  for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place))
-    for (std::int64_t i = run.at; i < run.at + run.count; ++i)
-      mine.push_back(static_cast<float>(nearly_normal(state, static_cast<std::uint64_t>(i))) *
-                     (deviation / kNearlyNormalDeviation));
-  mine.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
-  set_values(p, mine, backend);
+  std::int64_t at = 0;
+  for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place)) {
+    const TensorView piece{
+        p.value.get() + (backend.name() == "null" ? 0 : at * plain_bytes(p.held)), p.held, {run.count}};
+    backend.fill_normal(piece, Random::after(state, run.at), deviation);
+    at += run.count;
+  }
 }
 
 /// One number of another tensor, by the tensor's name.
@@ -92,11 +98,15 @@ void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& mode
       fill_matrix(p, random.state(), parameters.place(), backend);
       continue;
     }
-    std::vector<float> values(
-        static_cast<std::size_t>(p.whole.elements()));  // ranks draw the whole tensor and keep their part
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = static_cast<float>(value_of(p, model, random, static_cast<std::int64_t>(i)));
-    set_from_whole(p, values, parameters.place(), backend);
+    std::vector<float> values;  // element i of the whole tensor has the i-th number here too
+    values.reserve(static_cast<std::size_t>(p.held_shape().elements()));
+    for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, parameters.place())) {
+      Random here(Random::after(random.state(), run.at));
+      for (std::int64_t i = run.at; i < run.at + run.count; ++i)
+        values.push_back(static_cast<float>(value_of(p, model, here, i)));
+    }
+    values.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+    set_values(p, values, backend);
   }
 }
 

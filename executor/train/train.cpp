@@ -177,7 +177,9 @@ StepReport Trainer::step(const std::vector<Batch>& batches) {
   StepReport report{.step = done_ + 1, .learning_rate = learning_rate(options_, done_ + 1), .routing = {}};
   for (const Batch& b : batches)
     report.labelled += b.labelled(), report.tokens += static_cast<std::int64_t>(b.tokens.size());
-  if (ranks_) {
+  if (options_.walk.slice) {  // every data rank has as many
+    report.labelled *= plan_.parallelism.dp(), report.tokens *= plan_.parallelism.dp();
+  } else if (ranks_) {
     tell("labels");
     const bool speaks = ranks_->place().speaks_for_data();
     const std::vector<std::int64_t> mine{speaks ? report.labelled : 0, speaks ? report.tokens : 0},

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/slice/slice.hpp"
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
@@ -15,27 +16,29 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-/// Scratch for the largest exchange of rows and the largest gradient on its way, one at a time.
-void Walk::find_staging() {
-  if (!ranks_) return;
+Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held) {
   std::int64_t most = 0;
-  for (const Block& b : program_.blocks) {
+  for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward})
       for (const BlockNode& n : *pass) {
         const CommCall* comm = std::get_if<CommCall>(&n.call);
         if (!comm || comm->group != Group::expert) continue;
         for (const ValueId v : {n.reads.front(), n.writes.front()})
-          most = std::max(most,
-                          plain_bytes(backend_.held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
+          most = std::max(most, plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
       }
     for (const Weight& w : b.weights) {
-      const std::int64_t degree = ranks_->place().size(shard_group(w.split));
+      const std::int64_t degree = place.size(shard_group(w.split));
       if (w.trained)
-        most = std::max(
-            most, plain_bytes(backend_.held(problem_.runtime.reduce)) * ceil_div(w.shape.elements(), degree) * degree);
+        most = std::max(most, plain_bytes(held(runtime.reduce)) * ceil_div(w.shape.elements(), degree) * degree);
     }
   }
-  staging_bytes_ = {most};
+  return {most};
+}
+
+void Walk::find_staging() {
+  if (!ranks_) return;
+  staging_bytes_ =
+      staging_bytes(program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); });
   staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
 }
 
@@ -77,9 +80,13 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordi
   auto& routes = state.routes[index(i.slot)];
   if (forward && dispatch) {
     routes.resize(std::max(routes.size(), ordinal + 1));
-    routes[ordinal] = exchange_counts(
-        group, std::span(state.kept_rows[index(i.slot)])
-                   .subspan(ordinal * static_cast<std::size_t>(comm.experts), static_cast<std::size_t>(comm.experts)));
+    const auto kept =
+        std::span(state.kept_rows[index(i.slot)])
+            .subspan(ordinal * static_cast<std::size_t>(comm.experts), static_cast<std::size_t>(comm.experts));
+    routes[ordinal] = options_.slice
+                          ? slice_routes(kept, options_.slice->at({program_.slots[index(i.slot)].layer, i.micro_batch}),
+                                         group.rank(), group.size())
+                          : exchange_counts(group, kept);
     step_routes_.push_back({i.slot, i.micro_batch, routes[ordinal]});
     const std::int64_t width = to.shape[to.shape.rank - 1], bound = to.shape.elements() / width;
     if (routes[ordinal].received_rows() > bound)
@@ -188,9 +195,7 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
     for (const Group group : {Group::data_shard, Group::expert_data_shard})
       over(
           group, [&](const Piece& p) { return p.parameter->shards > 1 && shard_group(p.parameter->split) == group; },
-          [&](Communicator& c, const Piece& p) {
-            c.reduce_scatter(at(p.first, 0).data, p.part.data, p.count, type);
-          });
+          [&](Communicator& c, const Piece& p) { c.reduce_scatter(at(p.first, 0).data, p.part.data, p.count, type); });
     for (const Group group : {Group::data_replicate, Group::expert_data_replicate})
       if (ranks_->of(group))
         over(
@@ -242,10 +247,12 @@ void Walk::message(const Instance& i) {
 void Walk::flush_sends() {
   if (sending_.empty()) return;
   tell("pipeline exchange");
-  Communicator& stages = ranks_->need(Group::pipeline);
-  after_compute(stages, backend_);
-  stages.send_receive(sending_, {});
-  before_compute(stages, backend_);
+  apart([&] {
+    Communicator& stages = ranks_->need(Group::pipeline);
+    after_compute(stages, backend_);
+    stages.send_receive(sending_, {});
+    before_compute(stages, backend_);
+  });
   sending_.clear();
 }
 

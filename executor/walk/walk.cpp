@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -155,7 +156,7 @@ void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed,
   if (std::holds_alternative<OpCall>(n.call))
     compute(i, n, routed, place, workspace, state);
   else if (std::holds_alternative<CommCall>(n.call))
-    communicate(i, n, routed, place, state);
+    apart([&] { communicate(i, n, routed, place, state); });
   if (clock_) backend_.stamp();
 }
 
@@ -167,6 +168,22 @@ void Walk::tell_clock() {
     clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[2 * c], clocked_ + at[2 * c + 1]);
   if (!at.empty()) clocked_ += at.back();
   timed_.clear();
+}
+
+namespace {
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+}  // namespace
+
+/// What stands for communication on a rank alone is timed with the device idle before and after.
+void Walk::apart(const std::function<void()>& communication) {
+  if (!options_.slice || !ranks_) return communication();
+  backend_.wait();
+  const double begin = seconds_now();
+  communication();
+  backend_.wait();
+  communication_seconds_ += seconds_now() - begin;
 }
 
 /// Gradients of stored blocks and shared values meet those that other slots have sent.
@@ -224,7 +241,7 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
   switch (i.phase) {
     case Phase::gather:
       tell("gather");
-      gather_weights(i.slot, arena_.gathered[at]);
+      apart([&] { gather_weights(i.slot, arena_.gathered[at]); });
       break;
     case Phase::release:
       gathered_[index(i.slot)] = -1;
@@ -242,11 +259,11 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
       break;
     case Phase::reduce:
       tell("backward reduce");
-      reduce_gradients(i, state);
+      apart([&] { reduce_gradients(i, state); });
       break;
     case Phase::send_receive:
       tell("pipeline exchange");
-      message(i);
+      apart([&] { message(i); });
       break;
     default:
       break;

@@ -14,11 +14,16 @@
 
 namespace moeplan {
 
+/// Rows that reach the experts of a rank which runs alone, drawn: by decoder layer and micro-batch, of each local
+/// expert over all ranks of its group.
+using SliceRows = std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int64_t>>;
+
 struct WalkOptions {
   double capacity_factor = 0;  ///< most rows of one expert over the mean, later tokens are dropped; 0: dropless
   double auxiliary = 0;        ///< weight of the routers' balancing loss
   double routed_bound =
       2;  ///< rows that a rank's experts may take together over the balanced share: the bound of the ragged buffers
+  const SliceRows* slice = nullptr;  ///< set: this rank is alone (executor/slice), and these rows reach its experts
 };
 
 /// What the routers of a micro-batch did, by decoder layer.
@@ -46,6 +51,11 @@ struct MicroBatchResult {
   float loss = 0;                      ///< mean over its labels; 0 on a stage without the head
   std::vector<RoutingReport> routing;  ///< of this stage's routers
 };
+
+/// Held beside the arena by a rank of many: scratch for the largest exchange of rows and the largest gradient on its
+/// way, one at a time.
+[[nodiscard]] Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place,
+                                  const HeldType& held);
 
 class Walk {
  public:
@@ -78,6 +88,8 @@ class Walk {
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
   void observe(Observer observer) { observer_ = std::move(observer); }
   void time(Clock clock) { clock_ = std::move(clock); }
+  /// Of a rank alone: spent since the start in what stands for communication, in which nothing else ran.
+  [[nodiscard]] double communication_seconds() const { return communication_seconds_; }
 
  private:
   struct RoutedCall {
@@ -157,6 +169,7 @@ class Walk {
   void tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void find_staging();
   void tell(const char* phase);
+  void apart(const std::function<void()>& communication);
   [[nodiscard]] bool ends_model() const;
   [[nodiscard]] const Block& block_of(std::int32_t slot) const {
     return program_.blocks[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].block)];
@@ -201,6 +214,7 @@ class Walk {
   Clock clock_;
   std::vector<std::pair<const Instance*, const BlockNode*>> timed_;
   double clocked_ = 0;  ///< seconds of the micro-batches before
+  double communication_seconds_ = 0;
 };
 
 }  // namespace moeplan

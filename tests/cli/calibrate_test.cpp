@@ -1,5 +1,8 @@
 /// `moeplan calibrate` and `moeplan compare`: this machine measured, and a run laid beside its prediction.
 
+#include <map>
+#include <set>
+
 #include "tests/cli/program.hpp"
 
 namespace moeplan::cli_test {
@@ -42,8 +45,65 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   EXPECT_EQ(gap.at("largest_gaps").size(), 3u);
   EXPECT_GT(gap.at("operators").at("kda backward").at("measured").get<double>(), 0);
   EXPECT_GT(load_json(file("trace.json")).at("traceEvents").size(), 100u);
+  // The same times as if another machine had taken them: used, with a wider interval, and said.
+  Json elsewhere = load_json(file("measured_plan.json"));
+  elsewhere["problem"]["profile"]["driver"] = "another processor; moeplan 0.0.1, cpu backend";
+  write_text_file(file("elsewhere.json"), elsewhere.dump());
+  const Finished wide = moeplan({"compare", file("elsewhere.json"), file("measured.json"), "--json"});
+  ASSERT_EQ(wide.exit_code, 0) << wide.err;
+  EXPECT_NE(wide.err.find("measured on another processor"), std::string::npos) << wide.err;
+  EXPECT_EQ(compared.err.find("interval is widened"), std::string::npos) << compared.err;
+  EXPECT_NEAR(parse_json(wide.out, "stdout").at("interval")[1].get<double>(), 1.35 * gap.at("interval")[1].get<double>(), 1e-9);
   const Finished text = moeplan({"compare", file("measured_plan.json"), file("measured.json")});
   EXPECT_NE(text.out.find("most of the gap"), std::string::npos) << text.out;
+}
+
+TEST_F(Calibrate, MeasuresAModelWithoutAPlan) {
+  const Finished done = moeplan({"calibrate", "--model", "kimi-k3-tiny", "--seq", "16,32", "--ep", "2", "-o", file("here.json"), "--samples", "5", "--json"});
+  ASSERT_TRUE(done.exit_code == 0 || done.exit_code == 4) << done.err;
+  EXPECT_TRUE(parse_json(done.out, "stdout").at("refused").empty());
+  const Json profile = load_json(file("here.json"));
+  std::set<std::int64_t> rows;
+  std::size_t short_ones = 0;
+  for (const Json& s : profile.at("samples")) {
+    const std::string key = s.at("key");
+    if (key.starts_with("grouped_linear ")) rows.insert(std::stoll(key.substr(key.find("rows=") + 5)));
+    short_ones += key.starts_with("rms_norm tokens=16 ");
+  }
+  EXPECT_GE(rows.size(), 4u) << "half, once and twice the rows of two lengths";
+  EXPECT_GT(short_ones, 0u);
+  expect_refused({"calibrate", "-o", file("x.json")}, "nothing to measure");
+  expect_refused({"calibrate", "--model", "no-such-model", "-o", file("x.json")}, "no-such-model");
+}
+
+TEST_F(Calibrate, GoesOnAfterItIsKilled) {
+  const std::vector<std::string> words{"calibrate", "--model", "kimi-k3-tiny", "--seq", "256", "-o", file("here.json"), "--samples", "5"};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(0), ::close(1), ::close(2);
+    std::vector<std::string> all{MOEPLAN_PROGRAM};
+    all.insert(all.end(), words.begin(), words.end());
+    std::vector<char*> argv;
+    for (std::string& w : all) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    ::execv(argv[0], argv.data());
+    ::_exit(126);
+  }
+  for (int i = 0; i < 6000 && !std::filesystem::exists(folder / "here.json"); ++i) ::usleep(10000);
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(std::filesystem::exists(folder / "here.json"));
+  const Json before = load_json(file("here.json")).at("samples");   // whole, whenever it was killed
+  ASSERT_GE(before.size(), 1u);
+  const Finished done = moeplan(words);
+  ASSERT_TRUE(done.exit_code == 0 || done.exit_code == 4) << done.err;
+  EXPECT_NE(done.err.find(std::to_string(before.size()) + " samples kept"), std::string::npos) << done.err;
+  const Json after = load_json(file("here.json")).at("samples");
+  EXPECT_GE(after.size(), before.size());
+  std::map<std::string, Json> by_key;
+  for (const Json& s : after) by_key[s.at("key")] = s;
+  for (const Json& s : before) EXPECT_EQ(by_key.at(s.at("key")), s) << "not measured again";
 }
 
 TEST_F(Calibrate, RefusesWhatIsNotItsOwn) {
