@@ -45,8 +45,8 @@ class Backend {
   virtual ~Backend() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
-  /// Whether it has this operator; what it lacks is refused by name before a run starts.
-  [[nodiscard]] virtual bool runs(const Op& op) const = 0;
+  /// Why it cannot do this call, in one sentence; empty if it can. What it cannot is refused by name before a run starts.
+  [[nodiscard]] virtual std::string refusal(const Op& op) const = 0;
   /// In which type it holds a tensor that the plan wants in `planned`.
   [[nodiscard]] virtual DType held(DType planned) const = 0;
   /// Zeroed memory, aligned to 64 bytes. Throws InputError naming `what` and the bytes where there is none.

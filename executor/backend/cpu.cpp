@@ -44,7 +44,7 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(CpuStorage storage) : storage_(storage) {}
 
   std::string_view name() const override { return "cpu"; }
-  bool runs(const Op& op) const override { return backends(kind(op)).reference; }
+  std::string refusal(const Op& op) const override { return backends(kind(op)).reference ? "" : "there is no reference"; }
   DType held(DType planned) const override {
     switch (planned) {
       case DType::i32: case DType::i64: case DType::u8: case DType::f32: return planned;
@@ -133,7 +133,7 @@ class CpuBackend final : public Backend {
 class NullBackend final : public Backend {
  public:
   std::string_view name() const override { return "null"; }
-  bool runs(const Op&) const override { return true; }
+  std::string refusal(const Op&) const override { return {}; }
   DType held(DType planned) const override { return planned; }
   Memory allocate(Bytes, const std::string&) override { return {new std::byte[1]{}, std::default_delete<std::byte[]>()}; }
   void write(const TensorView&, std::span<const float>) override {}

@@ -147,8 +147,8 @@ Calibration calibrate(Backend& backend, const std::map<std::string, OpCall>& cal
   for (const auto& [name, call] : calls) {
     ++done;
     if (samples.contains(name)) continue;
-    if (!backend.runs(call.op)) {
-      out.refused.push_back(fmt::format("{}: no kernel on the {} backend", name, backend.name()));
+    if (const std::string why = backend.refusal(call.op); !why.empty()) {
+      out.refused.push_back(fmt::format("{}: not on the {} backend: {}", name, backend.name(), why));
       continue;
     }
     try {

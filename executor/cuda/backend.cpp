@@ -58,7 +58,7 @@ class CudaBackend final : public Backend {
   }
 
   std::string_view name() const override { return "cuda"; }
-  bool runs(const Op& op) const override { return cuda::refusal(as_held(op)).empty(); }
+  std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op)); }
   DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
 
   Memory allocate(Bytes bytes, const std::string& what) override {

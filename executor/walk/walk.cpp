@@ -34,9 +34,11 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward, &b.weight_backward})
       for (const BlockNode& n : *pass)
-        if (const OpCall* call = std::get_if<OpCall>(&n.call); call && !backend.runs(call->op))
-          throw InputError(std::string(kind(call->op)), fmt::format("cannot run on the {} backend", backend.name()),
-                           "`moeplan ops` lists what each operator has");
+        if (const OpCall* call = std::get_if<OpCall>(&n.call))
+          if (const std::string why = backend.refusal(call->op); !why.empty())
+            throw InputError(std::string(kind(call->op)),
+                             fmt::format("cannot run on the {} backend: {}", backend.name(), why),
+                             "--backend cpu, or another model; `moeplan ops` lists what each operator has");
     note_block(b);
   }
   arena_ = plan_arena(
