@@ -7,7 +7,10 @@
 #include <QFontMetrics>
 #include <QStandardPaths>
 #include <QTimer>
+#include <algorithm>
 #include <cstdio>
+#include <string_view>
+#include <vector>
 
 #include "gui/app/window.hpp"
 #include "gui/models/session.hpp"
@@ -43,7 +46,14 @@ void screenshotWhenQuiet(Window& window, const QString& file, const QString& dia
 int main(int argc, char** argv) {
   QElapsedTimer started;
   started.start();
-  QApplication app(argc, argv);
+  // Help needs no display.
+  std::vector<char*> arguments(argv, argv + argc);
+  char option[] = "-platform", platform[] = "offscreen";
+  if (std::any_of(arguments.begin(), arguments.end(), [](const char* a) { const std::string_view s(a); return s == "-h" || s == "--help" || s == "--version" || s == "-v"; }))
+    arguments.insert(arguments.end(), {option, platform});
+  int count = static_cast<int>(arguments.size());
+  arguments.push_back(nullptr);
+  QApplication app(count, arguments.data());
   QCoreApplication::setApplicationName(QStringLiteral("moeplan-gui"));
   QCoreApplication::setOrganizationName(QStringLiteral("moeplan"));
   QCoreApplication::setApplicationVersion(QStringLiteral(MOEPLAN_VERSION));

@@ -1,6 +1,7 @@
 #include "gui/widgets/pareto_chart.hpp"
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "gui/app/theme.hpp"
@@ -92,10 +93,11 @@ void ParetoChart::refresh(int selectedPlan, const std::optional<RankedPlan>& pin
   setFitter([this, any] {
     if (!any) return;
     for (auto [axis, values] : {std::pair{xAxis, &xs_}, std::pair{yAxis, &ys_}}) {
-      QCPRange range(1e300, -1e300);
+      double low = std::numeric_limits<double>::infinity(), high = -low;   // a QCPRange would order them
       for (const double v : *values)
-        if (!std::isnan(v)) range.lower = std::min(range.lower, v), range.upper = std::max(range.upper, v);
-      if (range.lower > range.upper) continue;
+        if (!std::isnan(v)) low = std::min(low, v), high = std::max(high, v);
+      if (low > high) continue;
+      QCPRange range(low, high);
       if (axis->scaleType() == QCPAxis::stLogarithmic) range.lower /= 1.2, range.upper *= 1.2;
       else if (range.lower == range.upper) range.lower -= 0.5, range.upper += 0.5;
       axis->setRange(range);

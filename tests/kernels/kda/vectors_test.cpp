@@ -16,7 +16,7 @@ namespace {
 using Tensors = std::map<std::string, std::vector<double>>;
 
 Tensors read(const std::string& name) {
-  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "../../vectors" / name);
+  std::ifstream file(std::filesystem::path(MOEPLAN_SOURCE) / "tests/vectors" / name);
   EXPECT_TRUE(file.good()) << name;
   Tensors tensors;
   std::string key;
