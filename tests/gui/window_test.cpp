@@ -183,6 +183,8 @@ TEST_F(Gui, BrushAndTableSelectEachOther) {
   page->table()->setCurrentIndex(page->model()->index(3, 0));
   EXPECT_EQ(session().selected(), 3);
   EXPECT_TRUE(page->why().contains(QStringLiteral("Plan 4")));
+  const QCPRange x = page->chart()->xAxis->range(), y = page->chart()->yAxis->range();
+  EXPECT_EQ(page->chart()->plansIn(QRectF(x.lower, y.lower, x.size(), y.size())).size(), session().result()->answer.plans.size());   // all in view
   const QRectF everything(-1, -1, 1e6, 1e6);
   EXPECT_EQ(page->chart()->plansIn(everything).size(), session().result()->answer.plans.size());
   Q_EMIT page->chart()->brushed(everything);
