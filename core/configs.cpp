@@ -77,7 +77,7 @@ fs::path find_config(const fs::path& configs, std::string_view room, const std::
   const std::map<std::string, fs::path> files = files_of(configs / room);
   if (const auto it = files.find(name_or_path); it != files.end()) return it->second;
   std::error_code ec;
-  if (fs::is_regular_file(name_or_path, ec)) return name_or_path;
+  if (fs::exists(name_or_path, ec)) return name_or_path;  // whoever reads it says if it is no file
   std::string list;
   std::vector<std::string_view> names;
   for (const auto& [n, file] : files) names.push_back(n), list += (list.empty() ? "" : ", ") + n;
