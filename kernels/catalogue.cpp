@@ -24,7 +24,7 @@ constexpr std::array rows{
     Row{"rms_norm", "RMSNorm, optionally fused with the residual sum before it", {.reference = true, .cuda = true}},
     Row{"gated_rms_norm", "RMSNorm with an output gate (KDA, Gated DeltaNet, Mamba-2)", {.reference = true, .cuda = true}},
     Row{"layer_norm", "LayerNorm with or without bias", {.reference = true, .cuda = true}},
-    Row{"rope", "rotary position embedding: plain, partial, YaRN", {.reference = true, .cuda = true}},
+    Row{"rope", "rotary position embedding: plain, partial, linear, YaRN, Llama 3", {.reference = true, .cuda = true}},
     Row{"split", "columns of one tensor as several views; moves nothing", {.reference = true, .cuda = true}},
     Row{"join", "columns of two tensors side by side", {.reference = true, .cuda = true}},
     Row{"glu", "gated feed-forward activation: SwiGLU, GeGLU, SiTU, clamped", {.reference = true, .cuda = true}},

@@ -19,7 +19,7 @@ struct Rope {
   double factor = 1;                 ///< of the scaling
   std::int64_t original_positions = 0;  ///< context the scaling starts from
   bool interleaved = false;          ///< pairs are neighbours (DeepSeek's MLA), else halves
-  double beta_fast = 32, beta_slow = 1;  ///< YaRN: turns over the trained context above and below which a frequency is kept and stretched
+  double beta_fast = 32, beta_slow = 1;  ///< YaRN, Llama 3: turns over the trained context above and below which a frequency is kept and stretched
   bool truncated = true;             ///< YaRN: the ramp between them begins and ends at whole pairs
   double magnitude = 1;              ///< YaRN: multiplies sine and cosine
   double score_scale = 1;            ///< YaRN as DeepSeek has it: multiplies the attention logits besides d^-1/2

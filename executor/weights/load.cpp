@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "core/error.hpp"
 #include "sim/program/model_tensors.hpp"
@@ -101,15 +102,16 @@ std::vector<float> stored_values(const TensorFiles& files, const std::string& na
 
 namespace {
 
-/// Frequencies are computed plain or by YaRN; a checkpoint that was trained with others would give other numbers without a word.
+/// Frequencies are computed plain or by the scalings of kernels/rope/frequencies.hpp; a checkpoint that was trained with others would give other numbers without a word.
 void refuse_other_frequencies(const ModelSpec& model) {
+  const std::set<std::string> computed{"", "linear", "yarn", "llama3"};
   for (std::size_t l = 0; l < model.layers.size(); ++l)
     for (const Sublayer& s : model.layers[l].sublayers)
       std::visit([&](const auto& mixer) {
         if constexpr (requires { mixer.rope.scaling; })
-          if (mixer.rope.enabled && !mixer.rope.scaling.empty() && mixer.rope.scaling != "yarn")
+          if (mixer.rope.enabled && !computed.contains(mixer.rope.scaling))
             throw InputError("rope_scaling", fmt::format("{} in layer {} is priced, not computed: these weights would be run with other rotations", shown(mixer.rope.scaling), l),
-                             "a model with plain rotations or yarn; random weights run");
+                             "a model with plain rotations, linear, yarn or llama3; random weights run");
       }, s.mixer);
 }
 

@@ -4,12 +4,12 @@
 /// packs of each head (the two members of 8 pairs) a thread. Bytes: 4 tokens x heads x head_dim; may run in place.
 
 #include <algorithm>
-#include <cmath>
 #include <numbers>
+#include <vector>
 
 #include "kernels/base/pack.cuh"
 #include "kernels/cuda_frame.hpp"
-#include "kernels/rope/op.hpp"
+#include "kernels/rope/frequencies.hpp"
 
 namespace moeplan::cuda {
 namespace {
@@ -108,22 +108,6 @@ __global__ void __launch_bounds__(threads) turn(const __grid_constant__ Argument
   }
 }
 
-/// Turns per position of each pair; YaRN (Peng et al. 2023) divides the slow ones by its factor.
-void fill_turns(const op::Rope& op, double (&turns)[most_pairs]) {
-  const double d = static_cast<double>(op.rotary_dim);
-  const auto pair_of = [&](double whole_turns) { return d * std::log(op.yarn_original / (whole_turns * 2 * std::numbers::pi)) / (2 * std::log(op.theta)); };
-  const bool yarn = op.yarn_factor > 1 && op.yarn_original > 0;
-  const double low = yarn ? std::max(std::floor(pair_of(op.yarn_beta_fast)), 0.0) : 0, high = yarn ? std::min(std::ceil(pair_of(op.yarn_beta_slow)), d - 1) : 0;
-  for (i64 j = 0; j < op.rotary_dim / 2; ++j) {
-    double radians = std::pow(op.theta, -2 * static_cast<double>(j) / d);
-    if (yarn) {
-      const double slow = std::clamp((static_cast<double>(j) - low) / std::max(high - low, 1e-3), 0.0, 1.0);
-      radians *= slow / op.yarn_factor + (1 - slow);
-    }
-    turns[j] = radians / (2 * std::numbers::pi);
-  }
-}
-
 void run(const op::Rope& op, const Frame& f, const bf16* x, bf16* y, float direction, std::string_view name) {
   if (op.tokens == 0 || y == nullptr) return;
   Arguments a{};
@@ -132,7 +116,8 @@ void run(const op::Rope& op, const Frame& f, const bf16* x, bf16* y, float direc
   a.heads = static_cast<int>(op.heads), a.head_dim = static_cast<int>(op.head_dim), a.half = static_cast<int>(op.rotary_dim / 2);
   a.still = static_cast<int>(op.head_dim - op.rotary_dim), a.first = op.trailing ? a.still : 0;
   a.interleaved = op.interleaved, a.magnitude = static_cast<float>(op.magnitude), a.direction = direction;
-  fill_turns(op, a.turns);
+  const std::vector<double> radians = op::frequencies(op);
+  std::transform(radians.begin(), radians.end(), a.turns, [](double r) { return r / (2 * std::numbers::pi); });
   const bool wide = a.half % 8 == 0 && a.still % 8 == 0 && aligned({x, y});
   const i64 pack = wide ? 8 : 1, items = op.heads * (a.half / pack + a.still / pack);
   const i64 tokens_a_block = std::clamp<i64>(2 * threads / items, 1, most_table / a.half);

@@ -1,7 +1,7 @@
 #pragma once
 /// Rotary position embedding of one tensor (called once for the queries, once for the keys): the rotated part of each head turns
 /// by position * theta^(-2 j / rotary_dim). Pairs are (j, j + rotary_dim / 2), or neighbours where `interleaved`. The rotated part
-/// leads the head (GQA) or trails it (MLA, DeepSeek-V4). YaRN by its four numbers. `inverse` turns back (DeepSeek-V4's output).
+/// leads the head (GQA) or trails it (MLA, DeepSeek-V4). Stretched contexts (linear, YaRN, Llama 3) in frequencies.hpp. `inverse` turns back (DeepSeek-V4's output).
 
 #include <vector>
 
@@ -24,10 +24,11 @@ struct Rope {
   bool inverse = false;
   double theta = 10000;
   double yarn_factor = 1;                 ///< stretch of the context; 1: plain
-  double yarn_original = 0;               ///< trained context length
+  double yarn_original = 0;               ///< trained context length; 0: all frequencies are stretched (linear)
   double yarn_beta_fast = 32, yarn_beta_slow = 1;
   double magnitude = 1;                   ///< multiplies sine and cosine (YaRN's attention factor)
   bool yarn_truncate = true;              ///< the ramp begins and ends at whole pairs (gpt-oss: no)
+  bool ramp_in_turns = false;             ///< the ramp is linear in turns over the trained context (Llama 3), not in pairs
 
   template <class = void> static constexpr auto fields() {
     return std::make_tuple(
@@ -39,7 +40,8 @@ struct Rope {
         field("theta", &Rope::theta).above(0), field("yarn_factor", &Rope::yarn_factor).at_least(1),
         field("yarn_original", &Rope::yarn_original, "trained context").at_least(0), field("yarn_beta_fast", &Rope::yarn_beta_fast).above(0),
         field("yarn_beta_slow", &Rope::yarn_beta_slow).above(0), field("magnitude", &Rope::magnitude).above(0),
-        field("yarn_truncate", &Rope::yarn_truncate, "the ramp begins and ends at whole pairs"));
+        field("yarn_truncate", &Rope::yarn_truncate, "the ramp begins and ends at whole pairs"),
+        field("ramp_in_turns", &Rope::ramp_in_turns, "the ramp is linear in turns"));
   }
 
   /// Nothing is kept: the backward turns dy the other way.
@@ -64,6 +66,9 @@ struct Rope {
             {.tokens = 5, .heads = 2, .head_dim = 16, .rotary_dim = 8, .sequence_length = 5, .inverse = true, .theta = 1e4, .yarn_factor = 4, .yarn_original = 32,
              .magnitude = 1.138629436},
             {.tokens = 3, .heads = 1, .head_dim = 16, .rotary_dim = 16, .sequence_length = 3, .theta = 1.5e5, .yarn_factor = 32, .yarn_original = 4096, .yarn_truncate = false},
+            {.tokens = 9, .heads = 1, .head_dim = 16, .rotary_dim = 16, .sequence_length = 9, .theta = 5e5, .yarn_factor = 8, .yarn_original = 64, .yarn_beta_fast = 4,
+             .yarn_beta_slow = 1, .ramp_in_turns = true},
+            {.tokens = 4, .heads = 1, .head_dim = 8, .rotary_dim = 8, .sequence_length = 4, .yarn_factor = 4},
             {.tokens = 0, .heads = 1, .head_dim = 8, .rotary_dim = 8, .sequence_length = 4}};
   }
 

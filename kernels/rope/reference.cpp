@@ -1,43 +1,18 @@
 /// Each pair (a, b) turns by its angle: (a cos - b sin, a sin + b cos). The gradient turns the other way.
-/// YaRN (Peng et al. 2023): slow frequencies are divided by the factor, fast ones kept, with a linear ramp between.
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 #include <vector>
 
-#include "kernels/rope/op.hpp"
 #include "kernels/reference_frame.hpp"
+#include "kernels/rope/frequencies.hpp"
 
 namespace moeplan::reference {
 namespace {
 
-/// Radians per position of each pair.
-std::vector<double> frequencies(const op::Rope& op) {
-  const double d = static_cast<double>(op.rotary_dim);
-  const auto pair_of_turns = [&](double turns) { return d * std::log(op.yarn_original / (turns * 2 * std::numbers::pi)) / (2 * std::log(op.theta)); };
-  const bool yarn = op.yarn_factor > 1 && op.yarn_original > 0;
-  double low = 0, high = 0;
-  if (yarn) {
-    low = pair_of_turns(op.yarn_beta_fast), high = pair_of_turns(op.yarn_beta_slow);
-    if (op.yarn_truncate) low = std::floor(low), high = std::ceil(high);
-    low = std::max(low, 0.0), high = std::min(high, d - 1);
-  }
-  std::vector<double> out;
-  for (std::int64_t j = 0; j < op.rotary_dim / 2; ++j) {
-    double frequency = std::pow(op.theta, -2 * static_cast<double>(j) / d);
-    if (yarn) {
-      const double slow = std::clamp((static_cast<double>(j) - low) / std::max(high - low, 1e-3), 0.0, 1.0);
-      frequency *= slow / op.yarn_factor + (1 - slow);
-    }
-    out.push_back(frequency);
-  }
-  return out;
-}
-
 template <class T>
 void turn(const op::Rope& op, const View<T>& positions, const View<T>& from, const View<T>& to, double direction) {
-  const std::vector<double> frequency = frequencies(op);
+  const std::vector<double> frequency = op::frequencies(op);
   const std::int64_t half = op.rotary_dim / 2, first = op.trailing ? op.head_dim - op.rotary_dim : 0;
   for (std::int64_t t = 0; t < op.tokens; ++t) {
     const double position = positions ? static_cast<double>(positions[t]) : static_cast<double>(t % op.sequence_length);

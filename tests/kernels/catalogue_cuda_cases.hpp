@@ -52,6 +52,8 @@ inline std::vector<Op> rope_cases() {
       out.emplace_back(Rope{.tokens = 200, .heads = 1, .head_dim = 64, .rotary_dim = 64, .sequence_length = 200, .positions = true, .trailing = trailing, .interleaved = interleaved});
     }
   out.emplace_back(Rope{.tokens = 7, .heads = 8, .head_dim = 128, .rotary_dim = 128, .sequence_length = 4096, .positions = true, .yarn_factor = 40, .yarn_original = 4096, .magnitude = 1.2});
+  out.emplace_back(Rope{.tokens = 7, .heads = 2, .head_dim = 64, .rotary_dim = 64, .sequence_length = 7, .yarn_factor = 32, .yarn_original = 4096, .yarn_truncate = false});
+  out.emplace_back(Rope{.tokens = 7, .heads = 8, .head_dim = 128, .rotary_dim = 128, .sequence_length = 7, .theta = 5e5, .yarn_factor = 8, .yarn_original = 8192, .yarn_beta_fast = 4, .yarn_beta_slow = 1, .ramp_in_turns = true});
   out.emplace_back(Rope{.tokens = 5, .heads = 2, .head_dim = 512, .rotary_dim = 512, .sequence_length = 5, .inverse = true});
   out.emplace_back(Rope{.tokens = 5, .heads = 1, .head_dim = 2, .rotary_dim = 2, .sequence_length = 5});
   return out;

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "kernels/quantise/rounding.hpp"
+#include "kernels/rope/frequencies.hpp"
 #include "tests/kernels/call_data.hpp"
 
 namespace moeplan {
@@ -43,6 +44,22 @@ TEST(RopeReference, TurnsAQuarterAtTheAngleOfAQuarter) {
   EXPECT_NEAR(data.buffers[1][0], 1, 1e-12);
   EXPECT_NEAR(data.buffers[1][2], std::cos(1.0), 1e-12);
   EXPECT_NEAR(data.buffers[1][3], std::sin(1.0), 1e-12);
+}
+
+/// Llama 3.1 (theta 5e5, 128 columns, factor 8, factors 1 and 4, 8192 positions) by the formula of its release, in wavelengths.
+TEST(RopeReference, StretchesLlama3sSlowPairsOnly) {
+  const auto f = op::frequencies({.head_dim = 128, .rotary_dim = 128, .theta = 5e5, .yarn_factor = 8, .yarn_original = 8192, .yarn_beta_fast = 4, .yarn_beta_slow = 1, .ramp_in_turns = true});
+  EXPECT_EQ(f[0], 1);
+  EXPECT_NEAR(f[28] / 0.003211445994752591, 1, 1e-12);
+  EXPECT_NEAR(f[30] / 0.0013718935677611381, 1, 1e-12);
+  EXPECT_NEAR(f[34] / 0.0001785078127679964, 1, 1e-12);
+  EXPECT_NEAR(f[63] / 3.068925988914511e-07, 1, 1e-12);
+}
+
+TEST(RopeReference, DividesEveryFrequencyOfALinearStretch) {
+  const auto f = op::frequencies({.head_dim = 4, .rotary_dim = 4, .theta = 1e4, .yarn_factor = 4});
+  EXPECT_NEAR(f[0], 0.25, 1e-15);
+  EXPECT_NEAR(f[1], 0.0025, 1e-15);
 }
 
 TEST(AttentionReference, GivesTheFirstTokenItsOwnValueAndNothingToTheSink) {

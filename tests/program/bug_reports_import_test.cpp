@@ -41,6 +41,18 @@ TEST(BugReports, BL004_rope_scaling_by_either_name_but_not_by_two_that_disagree)
   }
 }
 
+TEST(Import, ReadsLlama3sRopeScalingAndRefusesFactorsThatCross) {
+  const auto text = [&](const std::string& low, const std::string& high) {
+    return R"({"model_type":"llama",)" + small_llama + R"(,"rope_scaling":{"rope_type":"llama3","factor":8,"original_max_position_embeddings":8192,"low_freq_factor":)" + low +
+           R"(,"high_freq_factor":)" + high + "}}";
+  };
+  const Rope r = std::get<GqaAttention>(import_text(text("1", "4")).layers[0].sublayers[0].mixer).rope;
+  EXPECT_EQ(r.scaling, "llama3");
+  EXPECT_EQ(r.beta_slow, 1);
+  EXPECT_EQ(r.beta_fast, 4);
+  EXPECT_THROW((void)import_text(text("4", "4")), InputError);
+}
+
 TEST(BugReports, BL005_yarn_without_the_original_length_takes_max_positions) {
   const ModelSpec m = import_text(R"({"model_type":"llama",)" + small_llama + R"(,"max_position_embeddings":4096,"rope_scaling":{"rope_type":"yarn","factor":2.0}})");
   EXPECT_EQ(std::get<GqaAttention>(m.layers[0].sublayers[0].mixer).rope.original_positions, 4096);

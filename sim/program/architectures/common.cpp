@@ -72,9 +72,16 @@ Rope rope(const ConfigReader& text, std::int64_t head_dim, std::vector<std::stri
       if (!(r.magnitude > 0)) block->refuse("attention_factor", fmt::format("{} is not positive", r.magnitude));
       if (all > 0) r.score_scale = magnitude(all) * magnitude(all);
     }
+    if (kind == "llama3") {
+      r.beta_fast = block->number_or({"high_freq_factor"}, 4), r.beta_slow = block->number_or({"low_freq_factor"}, 1);
+      if (!(r.beta_slow > 0 && r.beta_fast > r.beta_slow))
+        block->refuse("high_freq_factor", fmt::format("{} is not above a positive low_freq_factor {}", r.beta_fast, r.beta_slow));
+    }
     if (!(r.factor > 0)) block->refuse("factor", fmt::format("{} is not positive", r.factor));
     const auto original = block->maybe_dim({"original_max_position_embeddings"}, 1);
     r.original_positions = original.value_or(text.maybe_dim({"original_max_position_embeddings", "max_position_embeddings"}, 1).value_or(0));
+    if (r.original_positions == 0 && (kind == "yarn" || kind == "llama3"))
+      block->refuse("original_max_position_embeddings", "missing", "the context that the model was trained at, before " + kind);
     if (!original && kind == "yarn") notes.push_back(fmt::format("yarn without original_max_position_embeddings: taken as {}", r.original_positions));
   }
   return r;

@@ -65,8 +65,10 @@ ValueId rotate(Builder& b, const Rope& rope, ValueId x, std::int64_t heads, std:
   if (!rope.enabled || rotary_dim < 2) return x;
   op::Rope call{.tokens = b.value(x).shape.elements() / (heads * head_dim), .heads = heads, .head_dim = head_dim, .rotary_dim = rotary_dim / 2 * 2,
                 .sequence_length = b.context().sequence_length, .trailing = trailing, .interleaved = rope.interleaved, .inverse = inverse, .theta = rope.theta};
-  if (rope.scaling == "yarn") {
-    call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions);
+  const bool in_turns = rope.scaling == "llama3";
+  if (rope.scaling == "linear") call.yarn_factor = std::max(1.0, rope.factor);
+  if (rope.scaling == "yarn" || in_turns) {
+    call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions), call.ramp_in_turns = in_turns;
     call.yarn_beta_fast = rope.beta_fast, call.yarn_beta_slow = rope.beta_slow, call.magnitude = rope.magnitude, call.yarn_truncate = rope.truncated;
   }
   return b.call(call, {x}).front();
