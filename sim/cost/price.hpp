@@ -42,7 +42,7 @@ class Prices {
   [[nodiscard]] std::vector<double> against_roofline() const;
 
  private:
-  static constexpr std::size_t kFields = 16;
+  static constexpr std::size_t kFields = 20;
   struct Shape {
     std::array<float, kFields> log{};    ///< ln(1 + value) of the whole-number fields
     std::array<std::uint8_t, kFields> tag{};  ///< switches and enums
