@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <set>
 
 #include "core/error.hpp"
 
 namespace moeplan {
 
-RankGroups::RankGroups(Communicator& world, const Parallelism& parallelism)
+RankGroups::RankGroups(Communicator& world, const Parallelism& parallelism, const std::vector<int>& neighbours)
     : world_(world), place_{world.rank(), parallelism} {
   if (world.size() != parallelism.world())
     throw InputError("ranks", fmt::format("there are {}, the plan is for {}", world.size(), parallelism.world()));
@@ -17,6 +18,8 @@ RankGroups::RankGroups(Communicator& world, const Parallelism& parallelism)
     const int colour = place_.members(group).front();  // no two groups of a kind share a rank
     groups_[static_cast<std::size_t>(group)] = world.split(colour, world.rank(), std::string(name));
   }
+  for (const int n : neighbours)
+    neighbours_[n] = world.split(world.rank() / n, world.rank(), fmt::format("tensor{}", n));
   if (parallelism.pp > 1) stage_ = world.split(place_.stage(), world.rank(), "stage");
 }
 
@@ -31,36 +34,52 @@ Communicator& RankGroups::need(Group group) const {
   return *c;
 }
 
+Communicator& RankGroups::sharers(Group group, int ranks) const {
+  return ranks == place_.size(group) ? need(group) : *neighbours_.at(ranks);
+}
+
+template <class F>
+void RankGroups::each(const F& f) const {
+  f(world_);
+  for (const auto& c : groups_)
+    if (c) f(*c);
+  for (const auto& [ranks, c] : neighbours_) f(*c);
+  if (stage_) f(*stage_);
+}
+
 CommCounters RankGroups::counters() const {
-  CommCounters out = world_.counters();
-  const auto add = [&out](const Communicator* c) {
-    for (std::size_t k = 0; c && k < out.size(); ++k)
-      out[k].calls += c->counters()[k].calls, out[k].payload += c->counters()[k].payload,
-          out[k].sent += c->counters()[k].sent;
-  };
-  for (const auto& c : groups_) add(c.get());
-  add(stage_.get());
+  CommCounters out{};
+  each([&out](const Communicator& c) {
+    for (std::size_t k = 0; k < out.size(); ++k)
+      out[k].calls += c.counters()[k].calls, out[k].payload += c.counters()[k].payload,
+          out[k].sent += c.counters()[k].sent;
+  });
   return out;
 }
 
 void RankGroups::reset_counters() {
-  world_.reset_counters();
-  for (const auto& c : groups_)
-    if (c) c->reset_counters();
-  if (stage_) stage_->reset_counters();
+  each([](Communicator& c) { c.reset_counters(); });
 }
 
 void RankGroups::check_order() {
-  world_.check_order();
-  for (const auto& c : groups_)
-    if (c) c->check_order();
-  if (stage_) stage_->check_order();
+  each([](Communicator& c) { c.check_order(); });
 }
 
 std::uint64_t RankGroups::order_hash() const {
-  std::uint64_t hash = world_.order_hash();
-  for (const auto& c : groups_) hash = hash * 1099511628211ull ^ (c ? c->order_hash() : 0);
-  return hash * 1099511628211ull ^ (stage_ ? stage_->order_hash() : 0);
+  std::uint64_t hash = 0;
+  each([&hash](const Communicator& c) { hash = hash * 1099511628211ull ^ c.order_hash(); });
+  return hash;
+}
+
+std::vector<int> tensor_neighbours(const Problem& problem, const Plan& plan) {
+  std::set<int> out;
+  if (plan.parallelism.tp > 2)
+    for (std::int32_t layer = -1; layer <= static_cast<std::int32_t>(problem.model.layers.size()); ++layer)
+      for (const Weight& w : slot_weights(problem, plan, layer).weights)
+        if (w.trained && !is_expert(w.split))
+          for (const AlikeRows& alike : alike_rows(w, plan.parallelism))
+            if (alike.ranks < plan.parallelism.tp) out.insert(alike.ranks);
+  return {out.begin(), out.end()};
 }
 
 std::vector<double> sum_over_ranks(Communicator& world, std::span<const double> values) {

@@ -2,6 +2,7 @@
 /// The communicators of one rank of a plan.
 
 #include <array>
+#include <map>
 #include <memory>
 
 #include "executor/comm/communicator.hpp"
@@ -13,8 +14,9 @@ namespace moeplan {
 /// ranks construct theirs together.
 class RankGroups {
  public:
-  /// Throws InputError if the world has another size than the plan.
-  RankGroups(Communicator& world, const Parallelism& parallelism);
+  /// Throws InputError if the world has another size than the plan. `neighbours`: so many consecutive tensor ranks hold
+  /// some weights alike; the same on all ranks.
+  RankGroups(Communicator& world, const Parallelism& parallelism, const std::vector<int>& neighbours = {});
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
   [[nodiscard]] Communicator& world() const { return world_; }
@@ -24,6 +26,8 @@ class RankGroups {
   [[nodiscard]] Communicator* of(Group group) const;
   /// Of a group that has more than one rank.
   [[nodiscard]] Communicator& need(Group group) const;
+  /// `ranks` neighbours of a group, or the whole of it.
+  [[nodiscard]] Communicator& sharers(Group group, int ranks) const;
   /// What all communicators of this rank have counted together.
   [[nodiscard]] CommCounters counters() const;
   void reset_counters();
@@ -34,11 +38,18 @@ class RankGroups {
   [[nodiscard]] std::uint64_t order_hash() const;
 
  private:
+  template <class F>
+  void each(const F& f) const;
+
   Communicator& world_;
   RankPlace place_;
   std::unique_ptr<Communicator> stage_;
   std::array<std::unique_ptr<Communicator>, EnumNames<Group>::names.size()> groups_;
+  std::map<int, std::unique_ptr<Communicator>> neighbours_;  ///< of the tensor group, by how many
 };
+
+/// How many consecutive tensor ranks hold some of a plan's weights alike, where it is neither one nor all of them.
+[[nodiscard]] std::vector<int> tensor_neighbours(const Problem& problem, const Plan& plan);
 
 /// Sums over the world's ranks, in rank order: the same bits on every rank.
 [[nodiscard]] std::vector<double> sum_over_ranks(Communicator& world, std::span<const double> values);

@@ -65,42 +65,78 @@ std::vector<int> RankPlace::members(Group group) const {
   return out;
 }
 
-std::vector<ElementRun> part_runs(const Shape& whole, const Shape& part, WeightSplit split, const RankPlace& place) {
-  if (whole.elements() == part.elements()) return {{0, whole.elements()}};
-  const auto last = static_cast<std::size_t>(whole.rank - 1);
-  std::int64_t inner = 1;  // elements of one entry of the first dimension
-  for (std::size_t d = 1; d <= last; ++d) inner *= whole.dim[d];
-  const auto rows = [&](std::int64_t first, std::int64_t count) { return ElementRun{first * inner, count * inner}; };
-  const int e = place.index(Group::expert), t = place.index(Group::tensor);
-  switch (split) {
+namespace {
+
+/// One dimension of a tensor, dealt out to `ranks` of which this is number `index`.
+struct Dealing {
+  std::size_t dimension = 0;
+  int index = 0, ranks = 1;
+  std::vector<DealtRows> parts{};
+};
+
+Dealing dealing(const Cut& cut, const RankPlace& place) {
+  const auto last = static_cast<std::size_t>(cut.whole.rank - 1);
+  Dealing out;
+  switch (cut.split) {
     case WeightSplit::none:
-      break;
-    case WeightSplit::column:
-      return {rows(t * part.dim[0], part.dim[0])};
-    case WeightSplit::row: {
-      std::vector<ElementRun> out;
-      const std::int64_t columns = whole.dim[last], mine = part.dim[last];
-      for (std::int64_t r = 0; r < whole.elements() / columns; ++r) out.push_back({r * columns + t * mine, mine});
+    case WeightSplit::first:
       return out;
-    }
+    case WeightSplit::column:
+    case WeightSplit::row:
+      out = {cut.split == WeightSplit::row ? last : 0, place.index(Group::tensor), place.size(Group::tensor)};
+      break;
     case WeightSplit::expert:
     case WeightSplit::expert_row:
-      if (part.elements() / part.dim[0] != inner) break;  // over expert-tensor ranks too
-      return {rows(e * part.dim[0], part.dim[0])};
+      out = {cut.split == WeightSplit::expert_row ? last : std::min<std::size_t>(1, last),
+             place.index(Group::expert_tensor), place.size(Group::expert_tensor)};
+      break;
   }
-  throw std::logic_error("a weight that is cut in a way that the executor does not hold");
+  const DealtRows all{cut.whole.dim[out.dimension], cut.part.dim[out.dimension]};
+  const bool by_parts = !cut.dealt.empty() && cut.split != WeightSplit::row && cut.split != WeightSplit::expert_row;
+  out.parts = by_parts ? cut.dealt : std::vector<DealtRows>{all};
+  if (all.whole == all.here) out.index = 0, out.ranks = 1, out.parts = {all};
+  return out;
 }
 
-std::vector<ElementRun> held_runs(const Shape& whole, const Shape& part, WeightSplit split, const RankPlace& place) {
-  const Group group = shard_group(split);
-  const std::int64_t share = ceil_div(part.elements(), static_cast<std::int64_t>(place.size(group))),
+}  // namespace
+
+std::vector<ElementRun> part_runs(const Cut& cut, const RankPlace& place) {
+  if (cut.split == WeightSplit::first && place.index(Group::tensor) > 0) return {};
+  const Dealing by = dealing(cut, place);
+  if (by.parts.empty()) return {{0, cut.whole.elements(), 0}};
+  std::int64_t inner = 1, outer = 1;  // elements of an entry of the dealt dimension; entries before it
+  for (std::size_t d = by.dimension + 1; d < static_cast<std::size_t>(cut.whole.rank); ++d) inner *= cut.whole.dim[d];
+  for (std::size_t d = 0; d < by.dimension; ++d) outer *= cut.part.dim[d];
+  const bool experts = is_expert(cut.split);
+  // Experts come in blocks, their other dimensions before the dealt one are whole.
+  const std::int64_t first = experts ? place.index(Group::expert) * (outer > 0 ? outer : 0) : 0;
+  std::vector<ElementRun> out;
+  std::int64_t here = 0;
+  for (std::int64_t o = 0; o < outer; ++o) {
+    std::int64_t base = (first + o) * cut.whole.dim[by.dimension];
+    for (const DealtRows& rows : by.parts) {
+      const std::int64_t start = by.index / rows.sharers(by.ranks) * rows.here,
+                         count = std::clamp<std::int64_t>(rows.whole - start, 0, rows.here);
+      const ElementRun run{(base + start) * inner, count * inner, here};
+      if (!out.empty() && out.back().at + out.back().count == run.at && out.back().here + out.back().count == run.here)
+        out.back().count += run.count;
+      else if (count > 0)
+        out.push_back(run);
+      here += rows.here * inner;
+      base += rows.whole;
+    }
+  }
+  return out;
+}
+
+std::vector<ElementRun> held_runs(const Cut& cut, const RankPlace& place) {
+  const Group group = shard_group(cut.split);
+  const std::int64_t share = ceil_div(cut.part.elements(), static_cast<std::int64_t>(place.size(group))),
                      begin = share * place.index(group), end = begin + share;
   std::vector<ElementRun> out;
-  std::int64_t at = 0;  // in the part
-  for (const ElementRun& run : part_runs(whole, part, split, place)) {
-    const std::int64_t from = std::max(at, begin), until = std::min(at + run.count, end);
-    if (from < until) out.push_back({run.at + from - at, until - from});
-    at += run.count;
+  for (const ElementRun& run : part_runs(cut, place)) {
+    const std::int64_t from = std::max(run.here, begin), until = std::min(run.here + run.count, end);
+    if (from < until) out.push_back({run.at + from - run.here, until - from, from - begin});
   }
   return out;
 }

@@ -50,18 +50,28 @@ struct RankPlace {
   return is_expert(split) ? Group::expert_data_replicate : Group::data_replicate;
 }
 
-/// `count` consecutive elements, from `at` of the whole tensor.
+/// Over which neighbours hold the same elements (AlikeRows).
+[[nodiscard]] inline Group alike_group(WeightSplit split) {
+  return is_expert(split) ? Group::expert_tensor : Group::tensor;
+}
+
+/// `count` consecutive elements, from `at` of the whole tensor and from `here` of what the rank has of it.
 struct ElementRun {
-  std::int64_t at = 0, count = 0;
+  std::int64_t at = 0, count = 0, here = 0;
   bool operator==(const ElementRun&) const = default;
 };
 
-/// Elements of the whole tensor that a rank's operator calls see, in their order: `part` of `whole` cut by `split`.
-[[nodiscard]] std::vector<ElementRun> part_runs(const Shape& whole, const Shape& part, WeightSplit split,
-                                                const RankPlace& place);
+/// How a tensor is cut: `part` is what a rank's operator calls see of `whole`.
+struct Cut {
+  Shape whole{}, part{};
+  WeightSplit split = WeightSplit::none;
+  std::vector<DealtRows> dealt{};
+};
+
+/// Elements of the whole tensor that a rank's operator calls see, in their order.
+[[nodiscard]] std::vector<ElementRun> part_runs(const Cut& cut, const RankPlace& place);
 /// Of these, what the rank holds between steps; padding is not in them.
-[[nodiscard]] std::vector<ElementRun> held_runs(const Shape& whole, const Shape& part, WeightSplit split,
-                                                const RankPlace& place);
+[[nodiscard]] std::vector<ElementRun> held_runs(const Cut& cut, const RankPlace& place);
 
 /// Where the weights of a slot lie, unsharded and in the type they compute in, in its gathered buffer.
 struct GatherLayout {

@@ -13,7 +13,7 @@ namespace {
   throw InputError("plan." + field, what, would_do);
 }
 
-void refuse_exchange(const Problem& problem, const Plan& plan) {
+void refuse_exchange(const Problem& problem, const Plan& plan, const WalkOptions& options) {
   const Parallelism& p = plan.parallelism;
   for (const LayerSpec& layer : problem.model.layers)
     for (const Sublayer& s : layer.sublayers)
@@ -22,7 +22,15 @@ void refuse_exchange(const Problem& problem, const Plan& plan) {
                fmt::format("{} does not divide the {} experts of a layer; ranks with fewer experts are priced, not run",
                            p.ep, f->experts),
                "a degree that divides them");
-  if (p.ep == 1) return;
+  if (p.etp > 1 && options.slice)
+    refuse("parallelism.etp", fmt::format("{}: one expert-tensor rank alone is priced, not run", p.etp), "etp = 1");
+  for (const LayerSpec& layer : problem.model.layers)
+    for (const Sublayer& s : layer.sublayers)
+      if (const auto* f = std::get_if<MoeFfn>(&s.mixer); p.etp > 1 && f && f->bias)
+        refuse("parallelism.etp", fmt::format("{}: a bias of cut experts is priced, not run", p.etp), "etp = 1");
+  if (p.etp > 1 && problem.workload.experts.shared_adapter)
+    refuse("parallelism.etp", fmt::format("{}: an adapter common to cut experts is priced, not run", p.etp), "etp = 1");
+  if (p.ep == 1 && p.etp == 1) return;
   const ExpertExchange& e = plan.experts;
   if (e.chunks > 1)
     refuse("experts.chunks", fmt::format("{}: an exchange in pieces is priced, not run", e.chunks), "1");
@@ -31,6 +39,24 @@ void refuse_exchange(const Problem& problem, const Plan& plan) {
   if (e.replicas > 0) refuse("experts.replicas", fmt::format("{} are priced, not run", e.replicas), "0");
   if (e.placement != ExpertPlacement::contiguous)
     refuse("experts.placement", fmt::format("{} is priced, not run", name_of(e.placement)), "contiguous");
+}
+
+void refuse_tensor(const Problem& problem, const Plan& plan, const WalkOptions& options) {
+  const int tp = plan.parallelism.tp;
+  if (tp == 1) return;
+  const auto no = [&](const std::string& why) { refuse("parallelism.tp", fmt::format("{}: {}", tp, why), "tp = 1"); };
+  if (options.slice) no("one tensor rank alone is priced, not run");
+  if (problem.model.vocabulary % tp != 0)
+    no(fmt::format("does not divide the {} entries of the vocabulary; padded parts are priced, not run",
+                   problem.model.vocabulary));
+  if (!block_context(problem, plan).merges_loss)
+    no(fmt::format("the runtime {} sums a loss over its ranks in a way that is priced, not run", problem.runtime.name));
+  for (const LayerSpec& layer : problem.model.layers)
+    for (const Sublayer& s : layer.sublayers) {
+      const auto* a = std::get_if<GqaAttention>(&s.mixer);
+      if ((a && a->qk_norm == QkNorm::full_width) || std::holds_alternative<LightningAttention>(s.mixer))
+        no("a norm over the heads of all tensor ranks is priced, not run");
+    }
 }
 
 void refuse_pipeline(const Problem& problem, const Plan& plan) {
@@ -66,11 +92,9 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
   if (ranks == 1) return;
   if (backend.name() == "null")
     throw InputError("--backend", "null: has no memory that ranks could exchange", "cpu or cuda");
-  if (p.tp > 1) refuse("parallelism.tp", fmt::format("{}: tensor parallelism is priced, not run", p.tp), "tp = 1");
+  refuse_tensor(problem, plan, options);
   if (p.cp > 1) refuse("parallelism.cp", fmt::format("{}: context parallelism is priced, not run", p.cp), "cp = 1");
-  if (p.etp > 1)
-    refuse("parallelism.etp", fmt::format("{}: expert-tensor parallelism is priced, not run", p.etp), "etp = 1");
-  refuse_exchange(problem, plan);
+  refuse_exchange(problem, plan, options);
   const Runtime& runtime = problem.runtime;
   for (const auto& [is, what] :
        {std::pair{runtime.distributed_optimizer, "an optimizer cut over ranks whose gradients are whole (ZeRO-1)"},

@@ -1,5 +1,6 @@
 #include "executor/ranks/state.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -21,8 +22,8 @@ std::vector<Part> parts_of(const Parameter& p) {
 }
 DType type_of(const Parameter& p, const Part& part) { return part.value ? p.held : DType::f32; }
 
-/// What one rank has (`values`, empty on the others), on all. By way of the backend's memory, which is what communicators reach; added
-/// as integers, so that the bits are its own.
+/// What one rank has (`values`, empty on the others), on all. By way of the backend's memory, which is what
+/// communicators reach; added as integers, so that the bits are its own.
 std::vector<float> from_one(Communicator& world, Backend& backend, std::span<const float> values,
                             std::int64_t elements) {
   const Backend::Memory buffer = backend.allocate({4 * elements}, "a tensor on its way between ranks");
@@ -91,10 +92,9 @@ void distribute(WholeState* whole, Trainer& trainer, const Problem& problem) {
       values = from_one(trainer.ranks()->world(), backend, values, each.shape.elements());
       Parameter* mine = trainer.parameters().find(each.name);
       if (!mine) continue;
-      std::vector<float> held;
-      for (const ElementRun& run : held_runs(mine->whole, mine->shape, mine->split, trainer.parameters().place()))
-        held.insert(held.end(), values.begin() + run.at, values.begin() + run.at + run.count);
-      held.resize(static_cast<std::size_t>(mine->held_shape().elements()), 0.0f);
+      std::vector<float> held(static_cast<std::size_t>(mine->held_shape().elements()), 0.0f);
+      for (const ElementRun& run : held_runs(mine->cut(), trainer.parameters().place()))
+        std::copy_n(values.begin() + run.at, run.count, held.begin() + run.here);
       backend.write({(mine->*part.memory).get(), type_of(*mine, part), mine->held_shape()}, held);
     }
 }

@@ -77,6 +77,8 @@ class Account {
     for (std::size_t w = 0; w < b.weights.size(); ++w) {
       if (b.weight_grads[w] < 0) continue;
       const Weight& weight = b.weights[w];
+      for (const AlikeRows& a : alike_rows(weight, place_.parallelism))
+        ring(CommKind::all_reduce, a.elements * plain_bytes(held_(problem_.runtime.reduce)), a.ranks);
       const int n = place_.size(shard_group(weight.split)), replicas = place_.size(replicate_group(weight.split));
       const std::int64_t part = ceil_div(weight.shape.elements(), n) * plain_bytes(held_(problem_.runtime.reduce));
       if (n > 1) ring(CommKind::reduce_scatter, part * n, n);
@@ -93,9 +95,13 @@ class Account {
       };
       const ValueId from = n.reads.front(), to = n.writes.front();
       const int ranks = place_.size(comm->group);
+      if (comm->group == Group::expert_tensor) {
+        neighbours(i, comm->collective, b.values[index(to)]);
+        continue;
+      }
       switch (comm->collective) {
         case Collective::all_gather:
-          ring(CommKind::all_gather, bytes(to), ranks);
+          ring(CommKind::all_gather, is_merge(b, n) ? comm->payload.value : bytes(to), ranks);
           break;
         case Collective::reduce_scatter:
           ring(CommKind::reduce_scatter, bytes(from), ranks);
@@ -120,6 +126,19 @@ class Account {
     const std::int64_t kept_here = r.sent[own];
     const std::int64_t all = collective == Collective::dispatch ? r.sent_rows() : r.received_rows();
     add(CommKind::all_to_all, all * row, (all - kept_here) * row);
+  }
+
+  /// Rows between expert-tensor ranks: all of this rank's to each other one; of a sum each one's part.
+  void neighbours(const Instance& i, Collective collective, const Value& v) {
+    const Routes& r = *routes_.at({i.slot, i.micro_batch});
+    const std::int64_t row = v.shape[v.shape.rank - 1] * plain_bytes(held_(v.dtype)),
+                       mine = std::accumulate(r.rows_of_expert.begin(), r.rows_of_expert.end(), std::int64_t{0}),
+                       all = std::accumulate(r.of_neighbours.begin(), r.of_neighbours.end(), std::int64_t{0}),
+                       others = place_.size(Group::expert_tensor) - 1;
+    if (collective == Collective::all_gather)
+      add(CommKind::send_receive, others * mine * row, others * mine * row);
+    else
+      add(CommKind::all_to_all, all * row, (all - mine) * row);
   }
 
   const Program& p_;

@@ -19,11 +19,12 @@ std::vector<float> whole_values(const Parameter& p, const Backend::Memory& memor
   const std::vector<std::int64_t> all = ranks->stage().gather_words(words);
   for (int r = 0; r < ranks->stage().size(); ++r) {
     const RankPlace place{ranks->stage().world_ranks()[static_cast<std::size_t>(r)], ranks->place().parallelism};
-    std::size_t at = static_cast<std::size_t>(r) * words.size() * 2;
-    for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place))
-      for (std::int64_t i = run.at; i < run.at + run.count; ++i, ++at)
-        whole[static_cast<std::size_t>(i)] =
+    for (const ElementRun& run : held_runs(p.cut(), place))
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        const std::size_t at = static_cast<std::size_t>(r) * words.size() * 2 + static_cast<std::size_t>(run.here + i);
+        whole[static_cast<std::size_t>(run.at + i)] =
             std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<std::uint64_t>(all[at / 2]) >> (at % 2 * 32)));
+      }
   }
   return whole;
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "sim/program/architectures/compose.hpp"
@@ -21,6 +23,8 @@ Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) 
               .shape = w.shape,
               .whole = w.full_shape,
               .split = w.split,
+              .dealt = w.dealt,
+              .alike = {},
               .trained = w.trained,
               .adapter = w.adapter,
               .buffer = w.buffer,
@@ -58,8 +62,18 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
                                                             : DType::bf16;
       p.held = backend.held(w.trained ? master : w.dtype);
       p.shards = place.size(shard_group(p.split));
-      p.counts = place.index(replicate_group(p.split)) == 0;
-      if (!is_expert(p.split) && p.split == WeightSplit::none) p.counts = p.counts && place.index(Group::tensor) == 0;
+      p.alike = alike_rows(w, place.parallelism);
+      p.silent = p.split == WeightSplit::first && place.index(Group::tensor) > 0;
+      p.counts = place.index(replicate_group(p.split)) == 0 && !p.silent;
+      for (const AlikeRows& a : p.alike) p.counts = p.counts && place.index(alike_group(p.split)) % a.ranks == 0;
+      std::int64_t alike = 0;
+      for (const AlikeRows& a : p.alike) alike += a.elements;
+      if (p.trained && alike > 0 && alike < p.shape.elements())
+        throw InputError(
+            "plan.parallelism.tp",
+            fmt::format("{}: of {} some rows are on one rank and some on several, which is priced, not run",
+                        place.parallelism.tp, p.name),
+            "no more tensor ranks than key-value heads or state groups, or tune other weights");
       const Bytes value = held_bytes(p.held, p.held_shape()), full = held_bytes(DType::f32, p.held_shape());
       if (keep == Keep::all || p.is_state()) (w.adapter ? bytes_.adapters : bytes_.weights) += value;
       if (w.trained) {
@@ -147,11 +161,9 @@ std::vector<float> values_of(const Parameter& p, Backend& backend) {
 void set_values(Parameter& p, std::span<const float> values, Backend& backend) { backend.write(p.view(), values); }
 
 void set_from_whole(Parameter& p, std::span<const float> whole, const RankPlace& place, Backend& backend) {
-  std::vector<float> mine;
-  mine.reserve(static_cast<std::size_t>(p.held_shape().elements()));
-  for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place))
-    mine.insert(mine.end(), whole.begin() + run.at, whole.begin() + run.at + run.count);
-  mine.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+  std::vector<float> mine(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+  for (const ElementRun& run : held_runs(p.cut(), place))
+    std::copy_n(whole.begin() + run.at, run.count, mine.begin() + run.here);
   set_values(p, mine, backend);
 }
 

@@ -21,14 +21,18 @@ struct Parameter {
   Shape shape{};  ///< as the operator calls of this rank see it
   Shape whole{};  ///< over all ranks
   WeightSplit split = WeightSplit::none;
-  DType held = DType::bf16;  ///< type in memory
+  std::vector<DealtRows> dealt;
+  std::vector<AlikeRows> alike;  ///< what neighbouring tensor (experts: expert-tensor) ranks hold too
+  DType held = DType::bf16;      ///< type in memory
   bool trained = false, adapter = false, buffer = false;
   std::vector<TensorSource> sources;  ///< names completed with prefix and layer; `*` left for the expert
   std::int32_t layer = -1;            ///< decoder layer; -1 outside
   std::int64_t shards = 1;            ///< FSDP degree
+  bool silent = false;                ///< zeros, beside a rank that has the values: its gradient counts nothing
   bool counts = true;  ///< of the ranks that hold these elements, the one whose squares enter the gradient norm
   Backend::Memory value, gradient, first_moment, second_moment;  ///< gradient and moments f32, trained only
   /// Of what this rank holds, padding included.
+  [[nodiscard]] Cut cut() const { return {whole, shape, split, dealt}; }
   [[nodiscard]] Shape held_shape() const { return shards == 1 ? shape : Shape{ceil_div(shape.elements(), shards)}; }
   /// Whether training changes it, or reads it beside the weights (router biases): what saves hold.
   [[nodiscard]] bool is_state() const { return trained || (buffer && held == DType::f32); }

@@ -54,12 +54,10 @@ bool is_matrix(const Parameter& p) {
 /// a model that no machine holds costs what the share does.
 void fill_matrix(Parameter& p, std::uint64_t state, const RankPlace& place, Backend& backend) {
   constexpr float deviation = 0.02f;
-  std::int64_t at = 0;
-  for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, place)) {
+  for (const ElementRun& run : held_runs(p.cut(), place)) {
     const TensorView piece{
-        p.value.get() + (backend.name() == "null" ? 0 : at * plain_bytes(p.held)), p.held, {run.count}};
+        p.value.get() + (backend.name() == "null" ? 0 : run.here * plain_bytes(p.held)), p.held, {run.count}};
     backend.fill_normal(piece, Random::after(state, run.at), deviation);
-    at += run.count;
   }
 }
 
@@ -99,13 +97,12 @@ void randomise(Parameters& parameters, std::uint64_t seed, const ModelSpec& mode
       continue;
     }
     std::vector<float> values;  // element i of the whole tensor has the i-th number here too
-    values.reserve(static_cast<std::size_t>(p.held_shape().elements()));
-    for (const ElementRun& run : held_runs(p.whole, p.shape, p.split, parameters.place())) {
-      Random here(Random::after(random.state(), run.at));
-      for (std::int64_t i = run.at; i < run.at + run.count; ++i)
-        values.push_back(static_cast<float>(value_of(p, model, here, i)));
-    }
     values.resize(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+    for (const ElementRun& run : held_runs(p.cut(), parameters.place())) {
+      Random numbers(Random::after(random.state(), run.at));
+      for (std::int64_t i = 0; i < run.count; ++i)
+        values[static_cast<std::size_t>(run.here + i)] = static_cast<float>(value_of(p, model, numbers, run.at + i));
+    }
     set_values(p, values, backend);
   }
 }

@@ -60,7 +60,7 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
       program_((refuse_what_cannot_run(problem, plan, backend, options.walk, world ? world->size() : 1),
                 lower_for_run(problem, plan, options.walk, world ? world->rank() : 0))),
       progress_(progress) {
-  if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism);
+  if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism, tensor_neighbours(problem, plan));
   parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{});
   walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk, ranks(), progress);
   // Values held as f32 are updated where they lie; others pass through memory of a piece's size.
@@ -107,7 +107,7 @@ double Trainer::squared_gradients() {
 }
 
 /// From what this rank saw to what all saw. Losses come from the ranks with the head; routing from the ranks that each
-/// held some of the tokens; context and tensor ranks share a micro-batch's tokens.
+/// held some of the tokens: of those that share a micro-batch's the first speaks, but for what each has dropped.
 void Trainer::reduce_report(StepReport& report, double& squares) {
   if (!ranks_) return;
   const RankPlace& place = ranks_->place();
@@ -117,14 +117,14 @@ void Trainer::reduce_report(StepReport& report, double& squares) {
   // Each layer's counts at its place, so that all ranks add the same words whatever their stage.
   std::vector<std::int64_t> words;
   std::size_t next = 0;
-  const double sharers = static_cast<double>(plan_.parallelism.tp) * plan_.parallelism.cp;
+  const bool speaks = place.index(Group::tensor) == 0;
   const auto all = routers(problem_.model);
   for (const auto& [layer, experts] : all) {
     const RoutingReport* mine =
         next < report.routing.size() && report.routing[next].layer == layer ? &report.routing[next++] : nullptr;
-    for (std::size_t e = 0; e < experts; ++e) words.push_back(mine ? mine->counts[e] : 0);
+    for (std::size_t e = 0; e < experts; ++e) words.push_back(mine && speaks ? mine->counts[e] : 0);
     words.push_back(mine ? mine->dropped : 0);
-    sums.push_back(mine ? mine->balance / sharers : 0);
+    sums.push_back(mine && speaks ? mine->balance : 0);
   }
   sums = sum_over_ranks(ranks_->world(), sums);
   words = sum_over_ranks(ranks_->world(), words);

@@ -31,7 +31,7 @@ TensorView Walk::value_view(std::int32_t slot, const PassPlacement& place, Value
   if (buffer < 0) {
     const auto feed = state.feeds.find(b.values[index(v)].name);
     if (feed == state.feeds.end()) throw std::logic_error("no buffer for " + b.values[index(v)].name + " of " + b.name);
-    return feed->second;
+    return own_share(feed->second, shape.elements());
   }
   TensorView out = buffer_view(buffer, b.values[index(v)].dtype, shape);
   if (!notes.columns[index(v)].empty())
@@ -120,7 +120,10 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
                std::ceil(options_.capacity_factor * static_cast<double>(permute->tokens * permute->top_k) /
                          static_cast<double>(routable))));
   } else if (std::holds_alternative<op::Router>(call.op)) {
-    context.auxiliary = options_.auxiliary * static_cast<double>(state.share);
+    context.auxiliary =
+        options_.auxiliary * static_cast<double>(state.share) / static_cast<double>(sharers() * sharers());
+    if (options_.auxiliary > 0 && sharers() > 1 && call.pass == Pass::backward)
+      context.rows_of_expert = state.shared_counts[index(i.slot)].at(routed.ordinal);
   }
   if (workspace >= 0) {
     context.workspace = buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -16,15 +17,24 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
+bool is_merge(const Block& block, const BlockNode& node) {
+  const CommCall* comm = std::get_if<CommCall>(&node.call);
+  return comm && comm->group == Group::tensor && comm->collective == Collective::all_gather &&
+         block.alias[index(node.reads.front())] == block.alias[index(node.writes.front())];
+}
+
 Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held) {
   std::int64_t most = 0;
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward})
       for (const BlockNode& n : *pass) {
         const CommCall* comm = std::get_if<CommCall>(&n.call);
-        if (!comm || comm->group != Group::expert) continue;
+        if (comm && is_merge(b, n)) most = std::max(most, comm->payload.value);
+        if (!comm || (comm->group != Group::expert && comm->group != Group::expert_tensor)) continue;
+        const std::int64_t times = comm->group == Group::expert_tensor ? 2 : 1;
         for (const ValueId v : {n.reads.front(), n.writes.front()})
-          most = std::max(most, plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
+          most =
+              std::max(most, times * plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
       }
     for (const Weight& w : b.weights) {
       const std::int64_t degree = place.size(shard_group(w.split));
@@ -49,6 +59,7 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   const TensorView from = value_view(i.slot, place, n.reads.front(), b.values[index(n.reads.front())].shape, state);
   const TensorView to = value_view(i.slot, place, n.writes.front(), b.values[index(n.writes.front())].shape, state);
   if (routed.routed) return exchange_rows(i, n, routed.ordinal, from, to, state);
+  if (is_merge(b, n)) return merge_loss(i, n, place, state);
   if (from.columns || to.columns) throw std::logic_error("a collective on a view in " + b.name);
   Communicator& group = ranks_->need(comm.group);
   const Wire wire = wire_of(from.dtype);
@@ -70,6 +81,41 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   before_compute(group, backend_);
 }
 
+/// Before rows go to the experts the first time: how many of whom. Expert-tensor ranks take the rows of all of them.
+void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ordinal, const TensorView& to,
+                        MicroBatchState& state) {
+  auto& routes = state.routes[index(i.slot)];
+  routes.resize(std::max(routes.size(), ordinal + 1));
+  Routes& mine = routes[ordinal];
+  const std::int32_t layer = program_.slots[index(i.slot)].layer;
+  const auto all = std::span(state.kept_rows[index(i.slot)]);
+  const auto experts = all.size() / routes.size();  // one router a block
+  const auto kept = all.subspan(ordinal * experts, experts);
+  const bool neighbours = comm.group == Group::expert_tensor;
+  Communicator& group = ranks_->need(comm.group);
+  if (!neighbours)
+    mine = options_.slice ? slice_routes(kept, options_.slice->at({layer, i.micro_batch}), group.rank(), group.size())
+                          : exchange_counts(group, kept);
+  else if (plan_.parallelism.ep == 1)
+    mine = {.local_experts = static_cast<std::int64_t>(experts),
+            .sent = {},
+            .received = {},
+            .rows_of_expert = {kept.begin(), kept.end()}};
+  if (neighbours) exchange_neighbours(group, mine);
+  if (neighbours && plan_.parallelism.ep > 1)
+    step_routes_.back().routes = mine;
+  else
+    step_routes_.push_back({i.slot, i.micro_batch, mine});
+  const auto& arriving = neighbours ? mine.rows_in_calls : mine.rows_of_expert;
+  const std::int64_t rows = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}),
+                     width = to.shape[to.shape.rank - 1], bound = to.shape.elements() / width;
+  if (rows > bound)
+    throw std::runtime_error(
+        fmt::format("layer {}, micro-batch {}: {} rows reach the experts of rank {}, its buffer holds {} (overflow "
+                    "action: stop); a larger --routed-bound or a --capacity-factor would do",
+                    layer, i.micro_batch, rows, ranks_->place().rank, bound));
+}
+
 void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
                          const TensorView& to, MicroBatchState& state) {
   const CommCall& comm = std::get<CommCall>(n.call);
@@ -78,26 +124,14 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordi
                : (dispatch ? "backward dispatch" : "backward combine"));
   Communicator& group = ranks_->need(comm.group);
   auto& routes = state.routes[index(i.slot)];
-  if (forward && dispatch) {
-    routes.resize(std::max(routes.size(), ordinal + 1));
-    const auto kept =
-        std::span(state.kept_rows[index(i.slot)])
-            .subspan(ordinal * static_cast<std::size_t>(comm.experts), static_cast<std::size_t>(comm.experts));
-    routes[ordinal] = options_.slice
-                          ? slice_routes(kept, options_.slice->at({program_.slots[index(i.slot)].layer, i.micro_batch}),
-                                         group.rank(), group.size())
-                          : exchange_counts(group, kept);
-    step_routes_.push_back({i.slot, i.micro_batch, routes[ordinal]});
-    const std::int64_t width = to.shape[to.shape.rank - 1], bound = to.shape.elements() / width;
-    if (routes[ordinal].received_rows() > bound)
-      throw std::runtime_error(
-          fmt::format("layer {}, micro-batch {}: {} rows reach the experts of rank {}, its buffer holds {} (overflow "
-                      "action: stop); a larger --routed-bound or a --capacity-factor would do",
-                      program_.slots[index(i.slot)].layer, i.micro_batch, routes[ordinal].received_rows(),
-                      ranks_->place().rank, bound));
-  }
+  const bool neighbours = comm.group == Group::expert_tensor;
+  if (forward && (dispatch || (neighbours && comm.collective == Collective::all_gather)))
+    learn_routes(i, comm, ordinal, to, state);
   const Exchange by{group, backend_, staging_.get()};
-  if (dispatch)
+  if (neighbours)
+    comm.collective == Collective::all_gather ? gather_neighbours(by, routes.at(ordinal), from, to)
+                                              : sum_neighbours(by, routes.at(ordinal), from, to);
+  else if (dispatch)
     dispatch_rows(by, routes.at(ordinal), from, to);
   else
     combine_rows(by, routes.at(ordinal), from, to);
@@ -151,7 +185,7 @@ void Walk::await_weights(std::int32_t slot) {
 
 /// Whether a trained weight's gradient crosses the network.
 bool Walk::reduces(const Parameter& p) const {
-  return ranks_ && (ranks_->of(shard_group(p.split)) || ranks_->of(replicate_group(p.split)));
+  return ranks_ && (!p.alike.empty() || ranks_->of(shard_group(p.split)) || ranks_->of(replicate_group(p.split)));
 }
 
 void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
@@ -161,7 +195,8 @@ void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
     const ValueId g = b.weight_grads[index(w)];
     if (g < 0) continue;
     const Parameter& p = parameters_.all()[parameters_.of(index(i.slot), w)];
-    if (!reduces(p)) backend_.add(value_view(i.slot, place.backward, g, p.shape, state), p.gradient_view(), 1);
+    if (!reduces(p) && !p.silent)
+      backend_.add(value_view(i.slot, place.backward, g, p.shape, state), p.gradient_view(), 1);
   }
 }
 
@@ -191,7 +226,25 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
     c.end_together();
     before_compute(c, backend_);
   };
+  const auto sum_alike = [&] {
+    std::vector<std::pair<Communicator*, TensorView>> sums;
+    for (const Piece& p : pieces)
+      for (const AlikeRows& a : p.parameter->alike)
+        sums.emplace_back(&ranks_->sharers(alike_group(p.parameter->split), a.ranks),
+                          at(p.first + a.first, a.elements));
+    while (!sums.empty()) {  // one communicator after the other
+      Communicator& c = *sums.front().first;
+      after_compute(c, backend_);
+      c.begin_together();
+      for (const auto& [group, part] : sums)
+        if (group == &c) c.all_reduce(part.data, part.shape.elements(), type);
+      c.end_together();
+      before_compute(c, backend_);
+      std::erase_if(sums, [&](const auto& each) { return each.first == &c; });
+    }
+  };
   const auto send = [&] {
+    sum_alike();
     for (const Group group : {Group::data_shard, Group::expert_data_shard})
       over(
           group, [&](const Piece& p) { return p.parameter->shards > 1 && shard_group(p.parameter->split) == group; },
@@ -201,7 +254,8 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
         over(
             group, [&](const Piece& p) { return replicate_group(p.parameter->split) == group; },
             [&](Communicator& c, const Piece& p) { c.all_reduce(p.part.data, p.count, type); });
-    for (const Piece& p : pieces) backend_.add(p.part, p.parameter->gradient_view(), 1);
+    for (const Piece& p : pieces)
+      if (!p.parameter->silent) backend_.add(p.part, p.parameter->gradient_view(), 1);
     pieces.clear();
     used = 0;
   };

@@ -42,6 +42,7 @@ void Walk::place_routers() {
 
 std::span<const std::int64_t> Walk::rows_of_experts(std::int32_t slot, std::size_t ordinal, std::int64_t experts,
                                                     const MicroBatchState& state) const {
+  if (plan_.parallelism.etp > 1) return state.routes[index(slot)].at(ordinal).rows_in_calls;
   if (plan_.parallelism.ep > 1) return state.routes[index(slot)].at(ordinal).rows_of_expert;
   return std::span(state.kept_rows[index(slot)])
       .subspan(ordinal * static_cast<std::size_t>(experts), static_cast<std::size_t>(experts));
@@ -59,7 +60,8 @@ void Walk::feed(MicroBatchState& state) {
     state.feeds[name] = view;
   };
   put("token_ids", outside_.token_ids, floats(batch.tokens), DType::i32);
-  put("labels", outside_.labels, floats(batch.labels), DType::i32);
+  put("looked_up", outside_.looked_up, floats(of_part(batch.tokens)), DType::i32);
+  put("labels", outside_.labels, floats(of_part(batch.labels)), DType::i32);
   std::vector<float> positions;
   for (std::int64_t t = 0, begin = 0, next = 0; t < tokens; ++t) {
     if (batch.starts.empty())
@@ -96,6 +98,7 @@ void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorV
     if (contract[o].name == "scores")
       backend_.sum_shares(operands[o], tally_view(state, router, true, router.choices()));
   }
+  if (options_.auxiliary > 0 && sharers() > 1) share_counts(slot, ordinal, state);
   if (!hosted_) return;
   std::vector<float> counts(static_cast<std::size_t>(router.choices()));
   settle();
@@ -116,18 +119,20 @@ void Walk::finish(MicroBatchState& state) {
   const RouterAt all{.slot = 0, .op = {}, .first = 0};
   backend_.read(tally_view(state, all, false, tallies_), counts);
   backend_.read(tally_view(state, all, true, tallies_), shares);
+  const std::vector<double> all_counts = sum_over_sharers({counts.begin(), counts.end()}),
+                            all_shares = sum_over_sharers({shares.begin(), shares.end()});
   for (const RouterAt& router : routers_) {
     RoutingReport report{.layer = program_.slots[index(router.slot)].layer, .counts = {}};
     double inner = 0;
     for (std::int64_t e = 0; e < router.choices(); ++e) {
       const auto at = static_cast<std::size_t>(router.first + e);
       const auto choices = static_cast<std::int64_t>(counts[at]);
-      report.counts.push_back(choices);
+      report.counts.push_back(static_cast<std::int64_t>(all_counts[at]));
       if (e < router.op.experts) report.dropped += choices - kept(router.op, choices);
-      inner += static_cast<double>(shares[at]) * static_cast<double>(choices);
+      inner += all_shares[at] * all_counts[at];
     }
-    const double rows = static_cast<double>(router.op.tokens * router.op.top_k),
-                 tokens = static_cast<double>(router.op.tokens);
+    const double tokens = static_cast<double>(router.op.tokens * sharers()),
+                 rows = tokens * static_cast<double>(router.op.top_k);
     if (rows > 0) report.balance = static_cast<double>(router.choices()) * inner / (rows * tokens);
     state.result.routing.push_back(std::move(report));
   }

@@ -1,5 +1,6 @@
 #include "executor/walk/exchange.hpp"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -25,19 +26,25 @@ Rows rows_of(const TensorView& t) {
   return {t.data, t.dtype, t.shape[t.shape.rank - 1]};
 }
 
-/// Copies between the experts' order and the senders' order; `to_experts` says which way.
-void reorder(const Exchange& by, const Routes& r, const Rows& experts, const Rows& senders, bool to_experts) {
-  const auto ranks = static_cast<std::int64_t>(r.sent.size());
-  std::vector<std::int64_t> next(static_cast<std::size_t>(ranks), 0);  // where the next rows of each sender lie
-  for (std::int64_t s = 1; s < ranks; ++s)
-    next[static_cast<std::size_t>(s)] =
-        next[static_cast<std::size_t>(s - 1)] + sum(std::span(r.received)
-                                                        .subspan(static_cast<std::size_t>((s - 1) * r.local_experts),
-                                                                 static_cast<std::size_t>(r.local_experts)));
+/// Rows of each rank, of [rank][expert].
+std::vector<std::int64_t> by_rank(std::span<const std::int64_t> counts, std::int64_t local_experts) {
+  std::vector<std::int64_t> out;
+  for (std::size_t at = 0; at < counts.size(); at += static_cast<std::size_t>(local_experts))
+    out.push_back(sum(counts.subspan(at, static_cast<std::size_t>(local_experts))));
+  return out;
+}
+
+/// Copies between the experts' order and the senders' order; `to_experts` says which way. `counts`: [sender][expert].
+void reorder(const Exchange& by, std::span<const std::int64_t> counts, std::int64_t local_experts, const Rows& experts,
+             const Rows& senders, bool to_experts) {
+  const std::int64_t ranks = static_cast<std::int64_t>(counts.size()) / std::max<std::int64_t>(1, local_experts);
+  const std::vector<std::int64_t> rows = by_rank(counts, local_experts);
+  std::vector<std::int64_t> next(rows.size(), 0);  // where the next rows of each sender lie
+  std::partial_sum(rows.begin(), rows.end() - 1, next.begin() + 1);
   std::int64_t at = 0;
-  for (std::int64_t e = 0; e < r.local_experts; ++e)
+  for (std::int64_t e = 0; e < local_experts; ++e)
     for (std::int64_t s = 0; s < ranks; ++s) {
-      const std::int64_t n = r.received[static_cast<std::size_t>(s * r.local_experts + e)];
+      const std::int64_t n = counts[static_cast<std::size_t>(s * local_experts + e)];
       if (n == 0) continue;
       const TensorView here = experts.at(at, n), there = senders.at(next[static_cast<std::size_t>(s)], n);
       if (to_experts)
@@ -56,14 +63,7 @@ std::vector<std::int64_t> scaled(std::span<const std::int64_t> rows, std::int64_
   return out;
 }
 
-std::vector<std::int64_t> received_by_rank(const Routes& r) {
-  std::vector<std::int64_t> out;
-  for (std::size_t s = 0; s < r.sent.size(); ++s)
-    out.push_back(
-        sum(std::span(r.received)
-                .subspan(s * static_cast<std::size_t>(r.local_experts), static_cast<std::size_t>(r.local_experts))));
-  return out;
-}
+std::vector<std::int64_t> received_by_rank(const Routes& r) { return by_rank(r.received, r.local_experts); }
 
 }  // namespace
 
@@ -111,19 +111,70 @@ void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& f
   by.group.all_to_all(in.data, scaled(routes.sent, in.width * wire.per_element), scratch.data,
                       scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
   before_compute(by.group, by.backend);
-  reorder(by, routes, out, scratch, true);
+  reorder(by, routes.received, routes.local_experts, out, scratch, true);
 }
 
 void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, in.dtype, in.width};
   const Wire wire = wire_of(in.dtype);
-  reorder(by, routes, in, scratch, false);
+  reorder(by, routes.received, routes.local_experts, in, scratch, false);
   after_compute(by.group, by.backend);
   by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), out.data,
                       scaled(routes.sent, in.width * wire.per_element), wire.dtype);
   before_compute(by.group, by.backend);
   const std::int64_t filled = routes.sent_rows(), rows = to.shape.elements() / out.width;
   if (filled < rows) by.backend.clear(out.at(filled, rows - filled));
+}
+
+void exchange_neighbours(Communicator& group, Routes& routes) {
+  routes.of_neighbours = group.gather_words(routes.rows_of_expert);
+  routes.rows_in_calls.assign(static_cast<std::size_t>(routes.local_experts), 0);
+  for (std::size_t i = 0; i < routes.of_neighbours.size(); ++i)
+    routes.rows_in_calls[i % routes.rows_in_calls.size()] += routes.of_neighbours[i];
+}
+
+void gather_neighbours(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
+  const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, out.dtype, out.width};
+  const Wire wire = wire_of(in.dtype);
+  const std::vector<std::int64_t> rows = by_rank(routes.of_neighbours, routes.local_experts);
+  std::vector<Transfer> sends, receives;
+  const auto mine = static_cast<std::size_t>(by.group.rank());
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < rows.size(); at += rows[r++]) {
+    if (r == mine) {
+      if (rows[r] > 0) by.backend.copy(in.at(0, rows[r]), scratch.at(at, rows[r]));
+      continue;
+    }
+    const int peer = static_cast<int>(r);
+    sends.push_back({in.data, rows[mine] * in.width * wire.per_element, wire.dtype, peer});
+    receives.push_back({scratch.at(at, 0).data, rows[r] * in.width * wire.per_element, wire.dtype, peer});
+  }
+  after_compute(by.group, by.backend);
+  by.group.send_receive(sends, receives);
+  before_compute(by.group, by.backend);
+  reorder(by, routes.of_neighbours, routes.local_experts, out, scratch, true);
+}
+
+void sum_neighbours(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
+  const std::vector<std::int64_t> rows = by_rank(routes.of_neighbours, routes.local_experts);
+  const std::int64_t all = sum(rows), mine = rows[static_cast<std::size_t>(by.group.rank())];
+  const Rows in = rows_of(from), out = rows_of(to), parts{by.scratch, in.dtype, in.width},
+             arrived{parts.at(all, 0).data, in.dtype, in.width};
+  const Wire wire = wire_of(in.dtype);
+  reorder(by, routes.of_neighbours, routes.local_experts, in, parts, false);
+  after_compute(by.group, by.backend);
+  by.group.all_to_all(parts.data, scaled(rows, in.width * wire.per_element), arrived.data,
+                      scaled(std::vector<std::int64_t>(rows.size(), mine), in.width * wire.per_element), wire.dtype);
+  before_compute(by.group, by.backend);
+  for (std::size_t r = 0; r < rows.size() && mine > 0; ++r) {
+    const TensorView part = arrived.at(static_cast<std::int64_t>(r) * mine, mine);
+    if (r == 0)
+      by.backend.copy(part, out.at(0, mine));
+    else
+      by.backend.add(part, out.at(0, mine), 1);
+  }
+  const std::int64_t held = to.shape.elements() / out.width;
+  if (mine < held) by.backend.clear(out.at(mine, held - mine));
 }
 
 }  // namespace moeplan

@@ -21,7 +21,10 @@ struct Routes {
   std::int64_t local_experts = 0;
   std::vector<std::int64_t> sent;      ///< by rank: rows of this rank's tokens for the experts there
   std::vector<std::int64_t> received;  ///< [rank][local expert]: rows of that rank's tokens for this rank's experts
-  std::vector<std::int64_t> rows_of_expert;  ///< by local expert, over all ranks
+  std::vector<std::int64_t> rows_of_expert;   ///< by local expert, over all ranks
+  std::vector<std::int64_t> of_neighbours{};  ///< [expert-tensor rank][local expert]: rows that each has; empty without
+  /// Rows in this rank's calls, by local expert: those of all expert-tensor ranks.
+  std::vector<std::int64_t> rows_in_calls{};
   [[nodiscard]] std::int64_t sent_rows() const;
   [[nodiscard]] std::int64_t received_rows() const;
 };
@@ -30,12 +33,16 @@ struct Routes {
 /// the same of the others.
 [[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert);
 
-/// What is issued on `group` from here on comes after what the backend has queued: by the device where it can, else the host waits.
+/// Learns what the expert-tensor ranks have of each local expert; `rows_of_expert` is this rank's.
+void exchange_neighbours(Communicator& group, Routes& routes);
+
+/// What is issued on `group` from here on comes after what the backend has queued: by the device where it can, else the
+/// host waits.
 void after_compute(Communicator& group, Backend& backend);
 /// What the backend gets from here on comes after what is issued on `group`.
 void before_compute(Communicator& group, Backend& backend);
 
-/// What an exchange needs: scratch for as many bytes as the larger of both buffers.
+/// What an exchange needs: scratch for as many bytes as the larger of both buffers; between expert-tensor ranks twice.
 struct Exchange {
   Communicator& group;
   Backend& backend;
@@ -47,5 +54,12 @@ struct Exchange {
 void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
 /// The way back: `from` by local expert -> `to` by expert; rows of `to` beyond those sent become zero.
 void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+
+/// Expert-tensor ranks work on each other's rows: `from`, this rank's by local expert -> `to`, those of all, by local
+/// expert and rank. Each row goes to every other rank.
+void gather_neighbours(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+/// The way back: each rank's `from` is its part of a sum, `to` the whole sum for this rank's rows; those beyond them
+/// become zero. `to` is contiguous.
+void sum_neighbours(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
 
 }  // namespace moeplan

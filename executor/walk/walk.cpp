@@ -50,9 +50,10 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
     throw InputError("plan.micro_batch",
                      fmt::format("{} tokens in a micro-batch; row numbers are exact up to 2^24", tokens),
                      "a smaller micro-batch or sequence");
-  hosted_ = plan.parallelism.ep > 1 || options_.capacity_factor > 0;
+  hosted_ = plan.parallelism.ep > 1 || plan.parallelism.etp > 1 || options_.capacity_factor > 0;
   place_routers();
   for (auto [at, bytes] : {std::pair{&outside_.token_ids, 4 * tokens},
+                           {&outside_.looked_up, 4 * tokens},
                            {&outside_.labels, 4 * tokens},
                            {&outside_.positions, 4 * tokens},
                            {&outside_.starts, 4 * tokens + 4},
@@ -66,6 +67,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
     lane.tallies = backend.allocate({8 * tallies_}, "tallies of the routers");
     lane.kept_rows.resize(program.slots.size());
     lane.routes.resize(program.slots.size());
+    lane.shared_counts.resize(program.slots.size());
   }
   gathered_.assign(program.slots.size(), -1);
   arriving_.resize(program.slots.size());
@@ -93,7 +95,8 @@ void Walk::note_block(const Block& b) {
   bool exchanges = false;
   const auto routed = [&](const BlockNode& n, bool learn) -> RoutedCall {
     if (const CommCall* comm = std::get_if<CommCall>(&n.call)) {
-      const bool rows = comm->collective == Collective::dispatch || comm->collective == Collective::combine;
+      const bool rows = comm->collective == Collective::dispatch || comm->collective == Collective::combine ||
+                        comm->group == Group::expert_tensor;
       exchanges |= rows;
       return {0, rows};
     }
@@ -131,7 +134,7 @@ void Walk::note_block(const Block& b) {
   for (const BlockNode& n : b.weight_backward) notes.weight_backward.push_back(routed(n, false));
   if (exchanges && routers != 1)
     throw InputError(b.name, fmt::format("has {} routers beside expert parallelism, which is priced, not run", routers),
-                     "ep = 1");
+                     "ep = etp = 1");
   notes.gathered = gather_layout(b, plan_.parallelism, [&](DType t) { return backend_.held(t); });
   // A gradient that is a piece of a piece would lie in two buffers.
   for (std::size_t v = b.forward_values; v < b.values.size(); ++v)
@@ -206,7 +209,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     tell("forward");
     if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {
       const std::int64_t tokens = plan_.micro_batch * problem_.workload.sequence_length;
-      backend_.copy(outside_view(state, outside_.token_ids, DType::i32, tokens),
+      backend_.copy(outside_view(state, outside_.looked_up, DType::i32, tokens),
                     value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
     }
     for (std::size_t n = 0; n < b.forward.size(); ++n)

@@ -52,6 +52,9 @@ struct MicroBatchResult {
   std::vector<RoutingReport> routing;  ///< of this stage's routers
 };
 
+/// Whether a call puts a loss together over tensor ranks: an all-gather in place, of the payload that it says.
+[[nodiscard]] bool is_merge(const Block& block, const BlockNode& node);
+
 /// Held beside the arena by a rank of many: scratch for the largest exchange of rows and the largest gradient on its
 /// way, one at a time.
 [[nodiscard]] Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place,
@@ -113,7 +116,8 @@ class Walk {
   };
   /// The batch's own data in the backend's memory, not the plan's: bytes from the start.
   struct OutsideLayout {
-    std::int64_t token_ids = 0, labels = 0, positions = 0, starts = 0, long_starts = 0, share = 0, loss = 0, bytes = 0;
+    std::int64_t token_ids = 0, looked_up = 0, labels = 0, positions = 0, starts = 0, long_starts = 0, share = 0,
+                 loss = 0, bytes = 0;
   };
   /// A micro-batch between forward and backward.
   struct MicroBatchState {
@@ -125,6 +129,8 @@ class Walk {
     std::vector<std::vector<std::int64_t>> kept_rows;  ///< per slot, by router and expert: rows of this rank's tokens
                                                        ///< after drops, where the host needs them
     std::vector<std::vector<Routes>> routes;           ///< per slot, by router; with expert ranks only
+    std::vector<std::vector<std::vector<std::int64_t>>>
+        shared_counts;  ///< per slot, by router: choices of each expert by the tokens of all tensor ranks
     MicroBatchResult result;
   };
   void note_block(const Block& block);
@@ -140,8 +146,16 @@ class Walk {
                std::int32_t workspace, MicroBatchState& state);
   void communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                    MicroBatchState& state);
+  void learn_routes(const Instance& i, const CommCall& comm, std::size_t ordinal, const TensorView& to,
+                    MicroBatchState& state);
   void exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
                      const TensorView& to, MicroBatchState& state);
+  [[nodiscard]] std::vector<std::int32_t> of_part(std::vector<std::int32_t> ids) const;
+  [[nodiscard]] TensorView own_share(TensorView feed, std::int64_t elements) const;
+  void merge_loss(const Instance& i, const BlockNode& n, const PassPlacement& place, MicroBatchState& state);
+  [[nodiscard]] std::int64_t sharers() const;
+  void share_counts(std::int32_t slot, std::size_t ordinal, MicroBatchState& state);
+  [[nodiscard]] std::vector<double> sum_over_sharers(std::vector<double> values);
   void message(const Instance& i);
   void flush_sends();
   [[nodiscard]] TensorView value_view(std::int32_t slot, const PassPlacement& place, ValueId v, const Shape& shape,

@@ -96,7 +96,7 @@ inline __global__ void __launch_bounds__(loss_threads) join_logits(LossChunk c, 
     s.most[row] = after.most, s.sum[row] = after.sum;
     s.factor[row] = begins ? 0 : __expf(before.most - after.most);
     s.all[row] = (begins ? 0 : s.all[row]) + all;
-    if (label >= 0 && label < c.width) s.label[row] = label_logit;
+    if (begins || (label >= 0 && label < c.width)) s.label[row] = label_logit;   // 0 where no chunk has it: another part of the vocabulary
   }
   if (weights) rewrite_row(c.logits + row * c.width, c.width, [&](int v) { return __expf(c.logit(row, v) - after.most); });
 }

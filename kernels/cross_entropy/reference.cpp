@@ -2,7 +2,8 @@
 ///   loss = 1/n sum over labelled tokens of (1 - eps) (lse - z'_y) + eps (lse - mean z') + zeta lse^2
 ///   dz' = 1/n ((1 + 2 zeta lse) e^(z' - lse) - (1 - eps) [v = y] - eps / V),  dz = scale (1 - (z' / c)^2) dz'
 ///   dx = dz W + s (dz B) A,  dW = dz^T x,  db = sum dz,  dB = s dz^T (x A^T),  dA = s (dz B)^T x.
-/// A negative label is ignored; with no label at all the loss and every gradient are zero.
+/// A negative label is ignored; with no label at all the loss and every gradient are zero. A label beyond the vocabulary is one of another part
+/// of it: the token counts, and its z_y is 0 here (the sum over the parts then needs the log-sum-exp of all: see the executor's merge).
 
 #include <cmath>
 
@@ -50,7 +51,8 @@ class Head {
     T mean = 0;
     for (const T each : z) mean += each / static_cast<T>(z.size());
     const T eps = static_cast<T>(op_.label_smoothing);
-    return (1 - eps) * (lse - z[static_cast<std::size_t>(label(t))]) + eps * (lse - mean) + static_cast<T>(op_.z_loss) * lse * lse;
+    const T chosen = label(t) < op_.vocabulary ? z[static_cast<std::size_t>(label(t))] : T(0);
+    return (1 - eps) * (lse - chosen) + eps * (lse - mean) + static_cast<T>(op_.z_loss) * lse * lse;
   }
   /// Turns a token's logits into the gradient of x . W_v, for a loss whose own gradient is `dloss`.
   void to_gradient(std::int64_t t, std::vector<T>& z, T lse, T dloss) const {

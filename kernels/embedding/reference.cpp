@@ -1,4 +1,5 @@
 /// y_t = scale w[id_t] + s B a_id, with a_id the id's column of A;  dw[id_t] += scale dy_t,  dB = s sum dy_t a_id^T,  dA[:, id_t] += s B^T dy_t.
+/// An id outside of the table looks up zeros and has no gradient: its row is another rank's.
 
 #include "kernels/embedding/op.hpp"
 #include "kernels/reference_math.hpp"
@@ -10,9 +11,10 @@ void forward(const op::Embedding& op, const Frame<T>& f) {
   const auto ids = f["ids"], w = f["w"], a = f["a"], b = f["b_lora"], x_a = f["x_a"], y = f["y"];
   for (std::int64_t t = 0; t < op.tokens; ++t) {
     const auto id = static_cast<std::int64_t>(ids[t]);
-    for (std::int64_t r = 0; r < op.lora_rank; ++r) x_a(t, r) = a(r, id);
+    const bool here = id >= 0 && id < op.vocabulary;
+    for (std::int64_t r = 0; r < op.lora_rank; ++r) x_a(t, r) = here ? a(r, id) : T(0);
     for (std::int64_t c = 0; c < op.hidden; ++c) {
-      T sum = static_cast<T>(op.scale) * w(id, c);
+      T sum = here ? static_cast<T>(op.scale) * w(id, c) : T(0);
       for (std::int64_t r = 0; r < op.lora_rank; ++r) sum += static_cast<T>(op.lora_scale) * b(c, r) * x_a(t, r);
       y(t, c) = sum;
     }
@@ -28,6 +30,7 @@ void backward(const op::Embedding& op, const Frame<T>& f) {
   const T s = static_cast<T>(op.lora_scale);
   for (std::int64_t t = 0; t < op.tokens; ++t) {
     const auto id = static_cast<std::int64_t>(ids[t]);
+    if (id < 0 || id >= op.vocabulary) continue;
     for (std::int64_t c = 0; c < op.hidden; ++c) {
       if (dw) dw(id, c) += static_cast<T>(op.scale) * dy(t, c);
       for (std::int64_t r = 0; r < op.lora_rank; ++r) {

@@ -77,7 +77,9 @@ void backward(const op::Router& op, const Frame& f) {
   const auto* indices = f["indices"].as<std::int32_t>();
   router::Backward call{.dims = dims_of(op, f.ragged().auxiliary), .scores = f["scores"].as<float>(), .experts = indices, .dweights = f.d("weights").as<float>(),
                         .identities = static_cast<int>(op.zero_experts), .didentity = f.d("zero_weight").as<float>(), .dlogits = dz};
-  if (f.ragged().auxiliary != 0) {
+  if (f.ragged().auxiliary != 0 && f.ragged().rows_of_expert != nullptr) {   // the choices of other ranks' tokens too
+    call.counts = f.ragged().rows_of_expert;
+  } else if (f.ragged().auxiliary != 0) {
     int* counts = reinterpret_cast<int*>(f.scratch<char>() + aligned_bytes(4 * op.tokens * rows));
     kernels::check(cudaMemsetAsync(counts, 0, static_cast<std::size_t>(4 * rows), f.stream()), "router backward [" + shape(op) + "]: counts");
     const i64 choices = op.tokens * op.top_k;

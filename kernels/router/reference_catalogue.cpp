@@ -95,9 +95,11 @@ void backward(const op::Router& op, const Frame<T>& f, const Ragged& ragged) {
   const std::int64_t all = op.experts + op.zero_experts;
   const T scale = static_cast<T>(op.route_scale);
   std::vector<T> share(static_cast<std::size_t>(all), T(0));   // a E f_e / t
-  if (ragged.auxiliary > 0)
-    for (std::int64_t i = 0; i < op.tokens * op.top_k; ++i)
-      share[static_cast<std::size_t>(indices[i])] += static_cast<T>(ragged.auxiliary) * static_cast<T>(all) / (static_cast<T>(op.tokens) * static_cast<T>(op.tokens) * static_cast<T>(op.top_k));
+  const T each = static_cast<T>(ragged.auxiliary) * static_cast<T>(all) / (static_cast<T>(op.tokens) * static_cast<T>(op.tokens) * static_cast<T>(op.top_k));
+  if (ragged.auxiliary > 0 && !ragged.rows_of_expert.empty())   // the choices of other ranks' tokens too
+    for (std::size_t e = 0; e < share.size(); ++e) share[e] = each * static_cast<T>(ragged.rows_of_expert[e]);
+  else if (ragged.auxiliary > 0)
+    for (std::int64_t i = 0; i < op.tokens * op.top_k; ++i) share[static_cast<std::size_t>(indices[i])] += each;
   Matrix<T> dz = Matrix<T>::Zero(op.tokens, all);
   for (std::int64_t t = 0; t < op.tokens; ++t) {
     const T* s = scores.row(t);

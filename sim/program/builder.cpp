@@ -56,7 +56,8 @@ Shape Builder::split_shape(const Shape& full, WeightSplit split) const {
   Shape s = full;
   const auto last = static_cast<std::size_t>(full.rank - 1);
   switch (split) {
-    case WeightSplit::none: break;
+    case WeightSplit::none:
+    case WeightSplit::first: break;
     case WeightSplit::column: s.dim[0] = ceil_div(s.dim[0], context_.tp); break;
     case WeightSplit::row: s.dim[last] = ceil_div(s.dim[last], context_.tp); break;
     case WeightSplit::expert:
@@ -155,8 +156,10 @@ ValueId Builder::linear(ValueId x, WeightId w, std::int64_t out_local, WeightCla
   if (rank > 0) {
     const Shape full = base.full_shape;
     const WeightSplit split = base.split;
+    const std::vector<DealtRows> dealt = base.dealt;
     const auto adapter = [&](const char* part, Shape local, Shape unsplit, WeightSplit s) {
-      return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = local, .full_shape = unsplit, .split = s, .trained = true, .adapter = true, .sources = {}});
+      return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = local, .full_shape = unsplit, .split = s,
+                         .dealt = s == WeightSplit::column ? dealt : std::vector<DealtRows>{}, .trained = true, .adapter = true, .sources = {}});
     };
     weights.push_back(adapter(".lora_A.weight", {rank, in}, {rank, full[full.rank - 1]}, split == WeightSplit::row ? WeightSplit::row : WeightSplit::none));
     weights.push_back(adapter(".lora_B.weight", {out_local, rank}, {full[0], rank}, split == WeightSplit::column ? WeightSplit::column : WeightSplit::none));
@@ -169,7 +172,7 @@ std::vector<WeightId> Builder::adapters(WeightId w, const std::string& adapter_n
   const std::int64_t rank = lora_rank(cls);
   if (rank == 0) return {};
   const auto adapter = [&](const char* part, Shape shape, WeightSplit split) {
-    return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = shape, .full_shape = shape, .split = split, .trained = true, .adapter = true, .sources = {}});
+    return add_weight({.name = scope_ + adapter_name + part, .cls = cls, .shape = split_shape(shape, split), .full_shape = shape, .split = split, .trained = true, .adapter = true, .sources = {}});
   };
   const WeightId a = adapter(".lora_A.weight", {rank, in}, a_split);
   return {a, adapter(".lora_B.weight", {out, rank}, b_split)};
@@ -194,13 +197,16 @@ ValueId Builder::grouped_linear(ValueId rows, WeightId w, std::int64_t experts_l
   std::vector<WeightId> weights{w};
   if (bias >= 0) weights.push_back(bias);
   if (rank > 0) {
-    const std::int64_t local = shared ? 1 : experts_local, all = shared ? 1 : base.full_shape[0];
-    const WeightSplit split = shared ? WeightSplit::none : WeightSplit::expert;
-    const auto adapter = [&](const char* part, Shape here, Shape full) {
-      return add_weight({.name = scope_ + adapter_name + part, .cls = WeightClass::experts, .shape = here, .full_shape = full, .split = split, .trained = true, .adapter = true, .sources = {}});
+    // Of a matrix cut as row the first factor is cut, else the second; what is not cut is alike on the expert-tensor ranks.
+    const std::int64_t local = shared ? 1 : experts_local, all = shared ? 1 : base.full_shape[0], whole_in = base.full_shape[2], whole_out = base.full_shape[1];
+    const bool row = base.split == WeightSplit::expert_row;
+    const std::vector<DealtRows> dealt = base.dealt;
+    const auto adapter = [&](const char* part, Shape here, Shape full, WeightSplit split) {
+      return add_weight({.name = scope_ + adapter_name + part, .cls = WeightClass::experts, .shape = here, .full_shape = full, .split = shared ? WeightSplit::none : split,
+                         .dealt = split == WeightSplit::expert && !row ? dealt : std::vector<DealtRows>{}, .trained = true, .adapter = true, .sources = {}});
     };
-    weights.push_back(adapter(".lora_A.weight", {local, rank, in}, {all, rank, in}));
-    weights.push_back(adapter(".lora_B.weight", {local, out_local, rank}, {all, out_local, rank}));
+    weights.push_back(adapter(".lora_A.weight", {local, rank, in}, {all, rank, whole_in}, WeightSplit::expert_row));
+    weights.push_back(adapter(".lora_B.weight", {local, out_local, rank}, {all, whole_out, rank}, WeightSplit::expert));
   }
   return call(call_op, std::array{rows}, weights).front();
 }
@@ -245,6 +251,19 @@ ValueId Builder::sum_statistics(ValueId x, std::int64_t bytes_per_row, bool twic
   const ValueId out = add_value(std::move(v));
   graph_.nodes.push_back({.call = CommCall{.collective = Collective::all_reduce, .group = Group::tensor, .payload = {rows * bytes_per_row}}, .inputs = {x}, .weights = {}, .outputs = {out}, .in_place = true, .forward_only = !twice});
   return out;
+}
+
+ValueId Builder::merge_loss(ValueId loss, std::int64_t tokens) {
+  const ValueId out = sum_statistics(loss, 0, false);
+  if (context_.tp > 1)
+    graph_.nodes.back().call = CommCall{.collective = Collective::all_gather, .group = Group::tensor,
+                                        .payload = {context_.tp * (tokens + 1) * static_cast<std::int64_t>(sizeof(float))}};
+  return out;
+}
+
+ValueId Builder::sum_over_tensor(ValueId x) {
+  const Shape& shape = value(x).shape;
+  return sum_statistics(x, value(x).bytes().value / std::max<std::int64_t>(1, shape.rank ? shape[0] : 1), true);
 }
 
 Bytes Builder::wire_bytes(ValueId rows) const {

@@ -22,6 +22,7 @@ struct BlockContext {
   double routed_scale = 1.0;          ///< rows that reach this rank's experts / the balanced share
   bool dropless = true;               ///< counts are exchanged and waited for
   DType dispatch = DType::bf16;       ///< type in which rows travel to the experts
+  bool merges_loss = false;           ///< over tensor ranks: each one's log-sum-exp is gathered; otherwise three numbers a token are summed
   bool direct = false;                ///< dispatch and combine: once to each rank instead of once to each node
   std::int64_t replicas = 0;          ///< expert slots beyond one each
   DType expert_storage = DType::bf16; ///< frozen routed experts in memory
@@ -59,6 +60,8 @@ class Builder {
   /// Sets the rows that this tensor rank holds of a weight cut by column: more than its even share where parts are too few to go
   /// round and are held by several ranks (key-value heads, state groups).
   void hold_rows(WeightId id, std::int64_t rows);
+  /// Deals the rows of a cut weight (experts: of their second dimension) out part by part. Before the call that uses it: its pair is cut alike.
+  void deal(WeightId id, std::vector<DealtRows> parts) { graph_.weights[static_cast<std::size_t>(id)].dealt = std::move(parts); }
   /// Marks the last declared weight as a buffer: resident, never trained.
   void buffer(WeightId id);
   /// A parameter that ships and is resident but that no operator of ours reads (vision tower): counted, frozen.
@@ -78,7 +81,7 @@ class Builder {
   /// y = x W^T with the LoRA pair that the tuning of `cls` asks for. `name` without ".weight". `out` is unsplit.
   ValueId linear(ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split = WeightSplit::none, bool bias = false);
   ValueId linear(ValueId x, WeightId w, std::int64_t out_local, WeightClass cls, const std::string& adapter_name, WeightId bias = -1);
-  /// The LoRA pair of a weight if the tuning of its class asks for one, A [r, in] and B [out, r] (`linear` adds its own).
+  /// The LoRA pair of a weight if the tuning of its class asks for one, A [r, in] and B [out, r] (`linear` adds its own), both unsplit.
   /// `a`, `b`: how the pair is cut over tensor ranks.
   std::vector<WeightId> adapters(WeightId w, const std::string& adapter_name, std::int64_t in, std::int64_t out, WeightSplit a = WeightSplit::none, WeightSplit b = WeightSplit::none);
   /// One ragged GEMM over the local experts; `out_local` after the expert-tensor split.
@@ -92,6 +95,10 @@ class Builder {
   /// Sum over the tensor group of what each rank's columns or vocabulary contribute to per-row statistics: `bytes_per_row` of them.
   /// In place: the rows stay where they are. A norm's backward sums again (`twice`), a loss's does not.
   ValueId sum_statistics(ValueId x, std::int64_t bytes_per_row, bool twice);
+  /// The loss of `tokens` tokens over the parts of the vocabulary: each rank's log-sum-exp of each token and its share of the loss are gathered.
+  ValueId merge_loss(ValueId loss, std::int64_t tokens);
+  /// x summed over the tensor group, where every rank needs all of it; so is its gradient.
+  ValueId sum_over_tensor(ValueId x);
 
   /// Context parallelism; each is the value itself at cp = 1.
   /// Rows of all context ranks.

@@ -29,6 +29,20 @@ enum class WeightSplit : std::uint8_t {
   row,           ///< last dimension over tensor ranks
   expert,        ///< first dimension (experts) over expert ranks; the matrix itself over expert-tensor ranks as column
   expert_row,    ///< same, the matrix over expert-tensor ranks as row
+  first,         ///< whole on the first tensor rank, zeros on the others: what is added before their sum (the bias of a row-parallel projection)
+};
+
+/// Rows of a cut dimension that are dealt out to the ranks apart from the others (gate and up; q, k and v): `whole` over all ranks, `here` on
+/// each. Where `whole` is fewer parts than ranks, several ranks have the same.
+struct DealtRows {
+  std::int64_t whole = 0, here = 0;
+  bool operator==(const DealtRows&) const = default;
+  /// How many of `ranks` consecutive ranks have the same rows.
+  [[nodiscard]] constexpr std::int64_t sharers(std::int64_t ranks) const {
+    if (here <= 0 || here * ranks <= whole || whole % here != 0) return 1;
+    const std::int64_t parts = whole / here;
+    return parts < ranks && ranks % parts == 0 ? ranks / parts : 1;
+  }
 };
 
 using ValueId = std::int32_t;
@@ -41,6 +55,7 @@ struct Weight {
   Shape full_shape{};                   ///< unsplit
   DType dtype = DType::bf16;            ///< as held in memory
   WeightSplit split = WeightSplit::none;
+  std::vector<DealtRows> dealt{};       ///< of the cut dimension of column and expert; empty: all of it in one
   bool trained = false;
   bool adapter = false;                 ///< LoRA A or B: no checkpoint source, always trained
   bool buffer = false;                  ///< never has a gradient (router score bias, integer tables)

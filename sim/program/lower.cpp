@@ -41,6 +41,10 @@ bool trains(const Graph& graph) {
   return std::any_of(graph.weights.begin(), graph.weights.end(), [](const Weight& w) { return w.trained; });
 }
 
+/// Whether a runtime chooses value by value what is kept. Those with an allocator and its overhead are frameworks that repeat whole layers;
+/// one that lays out an arena from the program's lifetimes (moeplan itself) keeps what it likes.
+bool chooses_values(const Runtime& runtime) { return runtime.allocator_overhead == 0; }
+
 /// The slots and chunk ends as issuing sees them.
 Issuer issuer(const Program& p, const Plan& plan) {
   std::vector<IssueSlot> slots;
@@ -68,6 +72,7 @@ BlockContext block_context(const Problem& problem, const Plan& plan, double rout
   c.state_passing = plan.state_passing;
   c.runs = context_runs(problem.model, plan);
   c.routed_scale = routed_scale;
+  c.merges_loss = chooses_values(problem.runtime);
   c.dropless = !plan.experts.capacity_factor;
   c.dispatch = plan.experts.dispatch;
   c.direct = plan.experts.route == DispatchRoute::direct;
@@ -122,18 +127,14 @@ ModelOutline outline(const ModelSpec& model, const Workload& workload) {
 
 namespace {
 
-/// Whether a runtime chooses value by value what is kept. Those with an allocator and its overhead are frameworks that repeat whole layers;
-/// one that lays out an arena from the program's lifetimes (moeplan itself) keeps what it likes.
-bool chooses_values(const Runtime& runtime) { return runtime.allocator_overhead == 0; }
-
 /// Keeps in every recompute mode what is a row or a few numbers a token and costs much to repeat: the gradient that a fused loss has made (behind
-/// it are two products of the vocabulary) and a router's weights (its projection reads all tokens).
-void keep_small_results(Graph& graph) {
+/// it are two products of the vocabulary), what tensor ranks have merged of a loss, and a router's weights (its projection reads all tokens).
+void keep_small_results(Graph& graph, bool merged) {
   for (const GraphNode& node : graph.nodes) {
     const Op* op = std::get_if<Op>(&node.call);
     if (op == nullptr) continue;
     const auto* loss = std::get_if<op::CrossEntropy>(op);
-    if ((loss && loss->fused()) || std::holds_alternative<op::Router>(*op))
+    if ((loss && (loss->fused() || merged)) || std::holds_alternative<op::Router>(*op))
       for (const ValueId v : node.outputs) graph.values[index(v)].always_kept = true;
   }
 }
@@ -141,7 +142,7 @@ void keep_small_results(Graph& graph) {
 Block lowered(const Problem& problem, const Plan& plan, const ModelOutline& outline, std::int32_t layer, double routed_scale, bool named) {
   const bool before = std::any_of(outline.trained.begin(), outline.trained.begin() + layer + 1, [](bool t) { return t; });
   Graph graph = compose_slot(problem, plan, layer, routed_scale, named);
-  if (chooses_values(problem.runtime)) keep_small_results(graph);
+  if (chooses_values(problem.runtime)) keep_small_results(graph, plan.parallelism.tp > 1);
   Block block = differentiate(std::move(graph), plan.recompute, before, splits_backward(plan), offloads_activations(plan.offload));
   apply_runtime(block, problem, plan);
   if (plan.experts.chunks > 1) return chunked_exchange(std::move(block), plan.experts.chunks);

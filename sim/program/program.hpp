@@ -19,7 +19,7 @@ struct SlotSharding {
   Bytes gathered{};                        ///< memory of the unsharded copies while the block runs (casts of trained weights included)
   Bytes dense_reduce{}, expert_reduce{};   ///< reduce-scatter inputs of trained gradients, unsharded
   Bytes host_fetch{};                      ///< frozen shards that come from host memory before each gather
-  Bytes tensor_reduce{};                   ///< of these what tensor ranks hold alike: each saw its share of tokens or heads, so they are summed first
+  Bytes tensor_reduce{};                   ///< of these what tensor (or expert-tensor) ranks hold alike: summed first
   bool operator==(const SlotSharding&) const = default;
   [[nodiscard]] bool reduces() const { return dense_reduce.value + expert_reduce.value + tensor_reduce.value > 0; }
 };
@@ -99,6 +99,14 @@ struct StateFloats {
 
 [[nodiscard]] SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan);
 [[nodiscard]] StateBytes state_bytes(const Block& block, const Problem& problem, const Plan& plan);
+/// Elements of a weight that `ranks` consecutive tensor ranks (experts: expert-tensor ranks) hold alike: weights that are not cut, key-value
+/// heads or state groups fewer than ranks. Each saw its share of tokens or heads, so their gradients are summed before the data ranks.
+struct AlikeRows {
+  int ranks = 1;
+  std::int64_t first = 0, elements = 0;   ///< of the rank's part
+  bool operator==(const AlikeRows&) const = default;
+};
+[[nodiscard]] std::vector<AlikeRows> alike_rows(const Weight& weight, const Parallelism& parallelism);
 /// Whether a weight's gradient is added to where gradients are accumulated, or lives apart until it is reduced (FSDP).
 [[nodiscard]] bool accumulates_in_place(const Weight& weight, const Problem& problem, const Plan& plan);
 /// Gives a block what the runtime's own operators hold beyond the catalogue's: whole logits, scores, kept copies; takes away gradients

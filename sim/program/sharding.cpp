@@ -14,12 +14,6 @@ std::int64_t shard_degree(const Weight& w, const Parallelism& p) {
   return is_expert(w) ? p.expert_shard : static_cast<std::int64_t>(p.dp_shard) * p.cp;
 }
 
-/// Whether several tensor ranks hold the same rows: weights that are not cut, and key-value heads or state groups fewer than ranks.
-bool held_alike(const Weight& w, const Parallelism& p) {
-  if (p.tp == 1 || is_expert(w)) return false;
-  return w.split == WeightSplit::none || (w.split == WeightSplit::column && w.shape[0] > ceil_div(w.full_shape[0], p.tp));
-}
-
 Bytes part(Bytes whole, std::int64_t degree) { return {ceil_div(whole.value, degree)}; }
 
 /// Bytes of optimizer state per trained element. AdamW: two fp32 moments. 8-bit: two bytes and an fp32 scale per block of 256
@@ -34,6 +28,24 @@ double optimizer_bytes(OptimizerKind kind, const Shape& shape, DType moment) {
 }
 
 }  // namespace
+
+std::vector<AlikeRows> alike_rows(const Weight& w, const Parallelism& p) {
+  const int ranks = is_expert(w) ? p.etp : p.tp;
+  if (ranks == 1 || w.split == WeightSplit::first || w.split == WeightSplit::row) return {};
+  if (w.split == WeightSplit::none) return {{ranks, 0, w.shape.elements()}};
+  if (is_expert(w)) {
+    const bool cut = w.shape.elements() / w.shape[0] < w.full_shape.elements() / w.full_shape[0];
+    return cut ? std::vector<AlikeRows>{} : std::vector<AlikeRows>{{ranks, 0, w.shape.elements()}};
+  }
+  std::vector<AlikeRows> out;
+  const std::int64_t inner = w.shape.elements() / w.shape[0];
+  std::int64_t at = 0;
+  for (const DealtRows& rows : w.dealt.empty() ? std::vector<DealtRows>{{w.full_shape[0], w.shape[0]}} : w.dealt) {
+    if (const std::int64_t sharers = rows.sharers(ranks); sharers > 1) out.push_back({static_cast<int>(sharers), at * inner, rows.here * inner});
+    at += rows.here;
+  }
+  return out;
+}
 
 bool accumulates_in_place(const Weight& w, const Problem& problem, const Plan& plan) {
   // A runtime whose products add to the accumulated gradient says so by moving no bytes for it.
@@ -67,7 +79,7 @@ SlotSharding slot_sharding(const Block& block, const Problem& problem, const Pla
       const Bytes gradient = stored_bytes(problem.runtime.reduce, w.shape);
       const std::int64_t replicas = is_expert(w) ? plan.parallelism.expert_data() : plan.parallelism.dp() * plan.parallelism.cp;
       if (replicas > 1) (is_expert(w) ? out.expert_reduce : out.dense_reduce) += gradient;
-      if (held_alike(w, plan.parallelism)) out.tensor_reduce += gradient;
+      for (const AlikeRows& alike : alike_rows(w, plan.parallelism)) out.tensor_reduce += stored_bytes(problem.runtime.reduce, {alike.elements});
     }
   }
   return out;

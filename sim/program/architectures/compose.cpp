@@ -74,7 +74,7 @@ void compose_embedding(Builder& b, const ModelSpec& m, Stream& stream) {
   stream.token_ids = b.input("token_ids", {all}, DType::i32, false);
   const WeightId w = b.weight(WeightClass::embedding, m.embedding_name, {m.vocabulary, m.hidden}, WeightSplit::column, m.stored.base);
   std::vector<WeightId> weights{w};
-  for (const WeightId a : b.adapters(w, m.embedding_name, vocabulary, m.hidden, WeightSplit::row)) weights.push_back(a);
+  for (const WeightId a : b.adapters(w, m.embedding_name, m.vocabulary, m.hidden, WeightSplit::row)) weights.push_back(a);
   const op::Embedding call{.tokens = all, .vocabulary = vocabulary, .hidden = m.hidden, .training = b.training(WeightClass::embedding), .lora_rank = b.lora_rank(WeightClass::embedding),
                            .lora_scale = lora_scale(b, WeightClass::embedding)};
   stream.x = b.leave_tensor_region(b.call(call, std::array{stream.token_ids}, weights).front());
@@ -142,13 +142,15 @@ void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t l
                                  : b.weight(cls, m.head_name, {m.vocabulary, m.hidden}, WeightSplit::column, m.stored.base);
   std::vector<WeightId> weights{w};
   if (m.head_bias) weights.push_back(b.weight(cls, "lm_head.bias", {m.vocabulary}, WeightSplit::column, m.stored.base));
-  for (const WeightId a : b.adapters(w, m.head_name, m.hidden, local(b, m.vocabulary), WeightSplit::none, WeightSplit::column)) weights.push_back(a);
+  for (const WeightId a : b.adapters(w, m.head_name, m.hidden, m.vocabulary, WeightSplit::none, WeightSplit::column)) weights.push_back(a);
   const std::int64_t t = rows(b, x), chunks = std::max<std::int64_t>(1, loss_chunks);
   op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = local(b, m.vocabulary), .token_chunk = std::max<std::int64_t>(1, (t + chunks - 1) / chunks),
                         .bias = m.head_bias, .training = b.training(cls), .lora_rank = b.lora_rank(cls), .lora_scale = lora_scale(b, cls)};
-  call.fused_gradient = call.training == Training::frozen;
-  // Of each token the largest logit, the sum of exponentials and the label's logit are summed over the parts of the vocabulary.
-  b.output(b.sum_statistics(b.call(call, std::array{x, labels}, weights).front(), t * 3 * static_cast<std::int64_t>(sizeof(float)), false));
+  const bool merges = b.context().tp > 1 && b.context().merges_loss;
+  call.fused_gradient = call.training == Training::frozen && !merges;   // the gradient of a part needs the sum over all
+  const ValueId loss = b.call(call, std::array{x, labels}, weights).front();
+  // Else of each token the largest logit, the sum of exponentials and the label's logit are summed over the parts of the vocabulary.
+  b.output(merges ? b.merge_loss(loss, t) : b.sum_statistics(loss, t * 3 * static_cast<std::int64_t>(sizeof(float)), false));
 }
 
 Stream stream_inputs(Builder& b, const ModelSpec& m, std::int64_t layer) {

@@ -18,7 +18,8 @@ Qkv qkv(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x) {
   const std::int64_t heads = local(b, a.heads), kv = local(b, a.kv_heads), t = rows(b, x);
   const std::int64_t q_width = a.heads * a.head_dim, k_width = a.kv_heads * a.head_dim, v_width = a.kv_heads * a.v_head_dim;
   if (a.fused_qkv) {
-    const ValueId y = project(b, m, x, "qkv_proj", q_width + k_width + v_width, attention, WeightSplit::column, a.qkv_bias, {}, heads * a.head_dim + kv * (a.head_dim + a.v_head_dim));
+    const ValueId y = project(b, m, x, "qkv_proj", q_width + k_width + v_width, attention, WeightSplit::column, a.qkv_bias, {}, heads * a.head_dim + kv * (a.head_dim + a.v_head_dim),
+                              {{q_width, heads * a.head_dim}, {k_width, kv * a.head_dim}, {v_width, kv * a.v_head_dim}});
     const auto parts = b.call(op::Split{.tokens = t, .first = heads * a.head_dim, .second = kv * a.head_dim, .third = kv * a.v_head_dim}, {y});
     return {parts[0], parts[1], parts[2]};
   }
@@ -171,7 +172,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MlaAttention& a, ValueId x, St
     op::HeadLinear absorb{.tokens = t, .heads = heads, .in = a.kv_lora, .block = block, .begin = 0, .count = a.nope, .transposed = true,
                           .weight = b.held(attention), .training = b.training(attention), .lora_rank = b.lora_rank(attention), .lora_scale = lora_scale(b, attention)};
     std::vector<WeightId> weights{kv_b};
-    for (const WeightId w : b.adapters(kv_b, "kv_b_proj", a.kv_lora, heads * block)) weights.push_back(w);
+    for (const WeightId w : b.adapters(kv_b, "kv_b_proj", a.kv_lora, a.heads * block, WeightSplit::none, WeightSplit::column)) weights.push_back(w);
     ValueId key = latent;
     if (a.rope_dim > 0) {
       const auto parts = b.call(op::Split{.tokens = t, .groups = heads, .first = a.nope, .second = a.rope_dim}, {q});

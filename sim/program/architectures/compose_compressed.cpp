@@ -67,7 +67,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const CompressedAttention& a, ValueI
   const std::int64_t groups = local(b, a.o_groups), in = a.heads * a.head_dim / a.o_groups;
   const WeightId wo_a = b.weight(attention, "wo_a.weight", {a.o_groups * a.o_lora, in}, WeightSplit::column, stored(m, attention));
   std::vector<WeightId> weights{wo_a};
-  for (const WeightId w : b.adapters(wo_a, "wo_a", in, groups * a.o_lora)) weights.push_back(w);
+  for (const WeightId w : b.adapters(wo_a, "wo_a", in, a.o_groups * a.o_lora, WeightSplit::none, WeightSplit::column)) weights.push_back(w);
   y = b.call(op::HeadLinear{.tokens = t, .heads = groups, .in = in, .block = a.o_lora, .begin = 0, .count = a.o_lora, .weight = b.held(attention),
                             .training = b.training(attention), .lora_rank = b.lora_rank(attention), .lora_scale = lora_scale(b, attention)},
              std::array{y}, weights).front();

@@ -31,6 +31,8 @@ ValueId feed_forward(Builder& b, const ModelSpec& m, ValueId x, std::int64_t int
       for (const char* name : {"gate_proj.bias", "up_proj.bias"}) parts.push_back({.name = name, .shape = {intermediate}, .dtype = m.stored.base});
       c = b.weight(cls, "gate_up_proj.bias", {2 * intermediate}, WeightSplit::column, std::move(parts));
     }
+    for (const WeightId each : {w, c})
+      if (each >= 0) b.deal(each, evenly(b.context().tp, {intermediate, intermediate}));
     y = b.linear(x, w, local(b, 2 * intermediate), cls, "gate_up_proj", c);
   } else {
     y = project(b, m, x, "up_proj", intermediate, cls, WeightSplit::column, bias);
@@ -117,6 +119,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream& 
 
   const WeightId w_up = b.weight(WeightClass::experts, "experts.gate_up_proj", {e, up, width}, WeightSplit::expert, up_sources(f, width, type));
   const WeightId b_up = f.bias ? b.weight(WeightClass::experts, "experts.gate_up_proj_bias", {e, up}, WeightSplit::expert, m.stored.base) : -1;
+  for (const WeightId w : {w_up, b_up}) if (w >= 0 && f.gated && !f.interleaved) b.deal(w, evenly(c.etp, {i, i}));
   if (c.replicas > 0)
     for (const WeightId w : {w_up, b_up}) if (w >= 0) b.hold_rows(w, experts_local);
   y = b.grouped_linear(y, w_up, experts_local, (up + c.etp - 1) / c.etp, "experts.gate_up_proj", b_up);

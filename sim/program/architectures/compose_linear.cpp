@@ -7,7 +7,7 @@ namespace {
 
 constexpr WeightClass attention = WeightClass::attention;
 
-ValueId convolve(Builder& b, ValueId x, const std::string& name, std::int64_t channels, std::int64_t taps, bool bias, DType type) {
+ValueId convolve(Builder& b, ValueId x, const std::string& name, std::int64_t channels, std::int64_t taps, bool bias, DType type, const std::vector<DealtRows>& dealt = {}) {
   const std::int64_t here = columns(b, x);
   const op::ShortConv call{.tokens = rows(b, x), .sequence_length = b.run(), .channels = here, .taps = taps, .bias = bias, .training = b.training(WeightClass::other)};
   const WeightId w = small(b, name + ".weight", {channels, 1, taps}, WeightSplit::column, type);
@@ -15,6 +15,8 @@ ValueId convolve(Builder& b, ValueId x, const std::string& name, std::int64_t ch
   std::vector<WeightId> weights{w};
   if (bias) weights.push_back(small(b, name + ".bias", {channels}, WeightSplit::column, type));
   if (bias) b.hold_rows(weights.back(), here);
+  for (const WeightId each : weights)
+    if (!dealt.empty()) b.deal(each, dealt);
   auto before = b.halo(std::array{x}, taps - 1);
   const ValueId y = b.call(call, std::array{x}, weights).front();
   b.reads_also(ContextWork::halo, std::move(before));
@@ -63,7 +65,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const GdnAttention& a, ValueId x, St
   const std::int64_t nk = local(b, a.k_heads), nv = local(b, a.v_heads);
   ValueId qkv = -1, z = -1, raw_beta = -1, decay = -1;
   if (a.split_projections) {
-    qkv = project(b, m, x, "in_proj_qkv", 2 * kd + vd, attention, WeightSplit::column);
+    qkv = project(b, m, x, "in_proj_qkv", 2 * kd + vd, attention, WeightSplit::column, false, {}, {}, evenly(b.context().tp, {kd, kd, vd}));
     z = project(b, m, x, "in_proj_z", vd, attention, WeightSplit::column);
     raw_beta = project(b, m, x, "in_proj_b", a.v_heads, attention, WeightSplit::column);
     decay = project(b, m, x, "in_proj_a", a.v_heads, attention, WeightSplit::column);
@@ -77,7 +79,7 @@ ValueId mix(Builder& b, const ModelSpec& m, const GdnAttention& a, ValueId x, St
     raw_beta = gates[0];
     decay = gates[1];
   }
-  qkv = convolve(b, qkv, "conv1d", 2 * kd + vd, a.conv, false, m.stored.base);
+  qkv = convolve(b, qkv, "conv1d", 2 * kd + vd, a.conv, false, m.stored.base, a.split_projections ? evenly(b.context().tp, {kd, kd, vd}) : std::vector<DealtRows>{});
   const auto parts = a.split_projections ? b.call(op::Split{.tokens = t, .first = nk * a.k_dim, .second = nk * a.k_dim, .third = nv * a.v_dim}, {qkv})
                                          : b.call(op::Split{.tokens = t, .groups = nk, .first = a.k_dim, .second = a.k_dim, .third = share * a.v_dim}, {qkv});
   const ValueId beta = b.call(op::Activate{.tokens = t, .width = nv, .function = op::Function::sigmoid, .output = DType::f32}, {raw_beta}).front();
@@ -92,9 +94,10 @@ ValueId mix(Builder& b, const ModelSpec& m, const GdnAttention& a, ValueId x, St
 ValueId mix(Builder& b, const ModelSpec& m, const Mamba2Mixer& a, ValueId x, Stream&) {
   const std::int64_t inner = a.heads * a.head_dim, bc = a.groups * a.state, conv = inner + 2 * bc, t = rows(b, x);
   const std::int64_t heads = local(b, a.heads), groups = local(b, a.groups), inner_local = heads * a.head_dim, bc_local = groups * a.state;
-  const ValueId all = project(b, m, x, "in_proj", inner + conv + a.heads, attention, WeightSplit::column, false, {}, 2 * inner_local + 2 * bc_local + heads);
+  const ValueId all = project(b, m, x, "in_proj", inner + conv + a.heads, attention, WeightSplit::column, false, {}, 2 * inner_local + 2 * bc_local + heads,
+                              {{inner, inner_local}, {inner, inner_local}, {bc, bc_local}, {bc, bc_local}, {a.heads, heads}});
   const auto parts = b.call(op::Split{.tokens = t, .first = inner_local, .second = inner_local + 2 * bc_local, .third = heads}, {all});
-  const ValueId xbc = convolve(b, parts[1], "conv1d", conv, a.conv, true, m.stored.base);
+  const ValueId xbc = convolve(b, parts[1], "conv1d", conv, a.conv, true, m.stored.base, {{inner, inner_local}, {bc, bc_local}, {bc, bc_local}});
   const auto in = b.call(op::Split{.tokens = t, .first = inner_local, .second = bc_local, .third = bc_local}, {xbc});
   const WeightId a_log = small(b, "A_log", {a.heads}, WeightSplit::column), dt_bias = small(b, "dt_bias", {a.heads}, WeightSplit::column), d = small(b, "D", {a.heads}, WeightSplit::column);
   const op::Mamba2 call{.tokens = t, .sequence_length = b.run(), .heads = heads, .head_dim = a.head_dim, .groups = groups, .state = a.state, .training = b.training(WeightClass::other)};
@@ -105,10 +108,10 @@ ValueId mix(Builder& b, const ModelSpec& m, const Mamba2Mixer& a, ValueId x, Str
 
 ValueId mix(Builder& b, const ModelSpec& m, const Mamba1Mixer& a, ValueId x, Stream&) {
   const std::int64_t inner = local(b, a.inner), t = rows(b, x);
-  const ValueId all = project(b, m, x, "in_proj", 2 * a.inner, attention, WeightSplit::column);
+  const ValueId all = project(b, m, x, "in_proj", 2 * a.inner, attention, WeightSplit::column, false, {}, {}, evenly(b.context().tp, {a.inner, a.inner}));
   const auto parts = b.call(op::Split{.tokens = t, .first = inner, .second = inner}, {all});
   const ValueId u = convolve(b, parts[0], "conv1d", a.inner, a.conv, true, m.stored.base);
-  const ValueId raw = project(b, m, u, "x_proj", a.dt_rank + 2 * a.state, attention, WeightSplit::row);
+  const ValueId raw = b.sum_over_tensor(project(b, m, u, "x_proj", a.dt_rank + 2 * a.state, attention, WeightSplit::row));
   const auto small_parts = b.call(op::Split{.tokens = t, .first = a.dt_rank, .second = a.state, .third = a.state}, {raw});
   const ValueId dt_in = rms(b, m, small_parts[0], "dt_layernorm"), in_b = rms(b, m, small_parts[1], "b_layernorm"), in_c = rms(b, m, small_parts[2], "c_layernorm");
   const ValueId dt = project(b, m, dt_in, "dt_proj", a.inner, attention, WeightSplit::column, true);

@@ -20,6 +20,12 @@ double lora_scale(const Builder& b, WeightClass cls) {
   return t.training == Training::lora && t.rank > 0 && t.alpha > 0 ? t.alpha / static_cast<double>(t.rank) : 1.0;
 }
 
+std::vector<DealtRows> evenly(int ranks, std::initializer_list<std::int64_t> whole) {
+  std::vector<DealtRows> out;
+  for (const std::int64_t all : whole) out.push_back({all, (all + ranks - 1) / ranks});
+  return out;
+}
+
 std::int64_t columns(const Builder& b, ValueId x) {
   const Shape& s = b.value(x).shape;
   return s[s.rank - 1];
@@ -28,10 +34,13 @@ std::int64_t columns(const Builder& b, ValueId x) {
 std::int64_t rows(const Builder& b, ValueId x) { return b.value(x).shape.elements() / columns(b, x); }
 
 ValueId project(Builder& b, const ModelSpec& m, ValueId x, const std::string& name, std::int64_t out, WeightClass cls, WeightSplit split, bool bias, std::optional<DType> type,
-                std::optional<std::int64_t> here) {
+                std::optional<std::int64_t> here, const std::vector<DealtRows>& dealt) {
+  const bool summed = split == WeightSplit::row && b.context().tp > 1;   // the bias is added once
   const std::int64_t in = columns(b, x) * (split == WeightSplit::row ? b.context().tp : 1);
   const WeightId w = b.weight(cls, name + ".weight", {out, in}, split, type.value_or(stored(m, cls)));
-  const WeightId c = bias ? b.weight(cls, name + ".bias", {out}, split == WeightSplit::column ? split : WeightSplit::none, m.stored.base) : -1;
+  const WeightId c = bias ? b.weight(cls, name + ".bias", {out}, split == WeightSplit::column ? split : summed ? WeightSplit::first : WeightSplit::none, m.stored.base) : -1;
+  for (const WeightId each : {w, c})
+    if (each >= 0 && !dealt.empty()) b.deal(each, dealt);
   if (here) b.hold_rows(w, *here);
   if (here && c >= 0) b.hold_rows(c, *here);
   return b.linear(x, w, here ? *here : split == WeightSplit::column ? local(b, out) : out, cls, name, c);

@@ -14,10 +14,14 @@ namespace moeplan::compose {
 [[nodiscard]] std::int64_t rows(const Builder& b, ValueId x);
 [[nodiscard]] std::int64_t columns(const Builder& b, ValueId x);
 
+/// Parts of a cut weight, each dealt out evenly over `ranks`.
+[[nodiscard]] std::vector<DealtRows> evenly(int ranks, std::initializer_list<std::int64_t> whole);
+
 /// y = x W^T with W `<name>.weight` [out, in] in the stored type of its class, or in `type`. `here`: rows on this rank where they are
-/// not an even share.
+/// not an even share; `dealt`: parts of which they are.
 ValueId project(Builder& b, const ModelSpec& model, ValueId x, const std::string& name, std::int64_t out, WeightClass cls,
-                WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {}, std::optional<std::int64_t> here = {});
+                WeightSplit split = WeightSplit::none, bool bias = false, std::optional<DType> type = {}, std::optional<std::int64_t> here = {},
+                const std::vector<DealtRows>& dealt = {});
 /// alpha / rank of the class's LoRA pairs; 1 without.
 [[nodiscard]] double lora_scale(const Builder& b, WeightClass cls);
 /// The model's norm (RMSNorm or LayerNorm) under `name`.

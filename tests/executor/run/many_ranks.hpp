@@ -1,6 +1,9 @@
 #pragma once
 /// A step of a tiny model on one rank and on many in-process ranks, with everything in it that must agree.
 
+#include <gtest/gtest.h>
+
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -115,6 +118,95 @@ inline Outcome run_plan(const Problem& problem, const Plan& plan, const std::vec
   else
     run_ranks(world, [&](Communicator& c) { body(&c); });
   return out;
+}
+
+/// The one-rank run of the same data.
+inline Outcome alone(const Problem& p, const std::vector<std::vector<Batch>>& batches, const TrainOptions& options = {},
+                     const Prepare& prepare = {}) {
+  return run_plan(p, plan(p, 1, static_cast<std::int64_t>(batches.front().size())), batches, options, prepare);
+}
+
+inline double largest(const std::vector<float>& v) {
+  double most = 0;
+  for (const float x : v) most = std::max(most, std::abs(static_cast<double>(x)));
+  return most;
+}
+
+/// Tensor by tensor, to a share of the tensor's largest element (of one ten-thousandth where all cancel to less):
+/// additions come in another order.
+inline void expect_same(const Tensors& a, const Tensors& b, double share, const char* what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  for (const auto& [name, values] : a) {
+    const auto it = b.find(name);
+    ASSERT_TRUE(it != b.end()) << name;
+    ASSERT_EQ(values.size(), it->second.size()) << name;
+    const double most = std::max(largest(values), 1e-4);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      ASSERT_NEAR(values[i], it->second[i], share * most) << what << " of " << name << " at " << i;
+  }
+}
+
+/// AdamW divides by the gradient's size: where a gradient is as good as zero its sign decides, and rounding decides the
+/// sign.
+inline void expect_same_update(const Outcome& a, const Outcome& b, double rate) {
+  for (const auto& [name, values] : a.values) {
+    const std::vector<float>&other = b.values.at(name), &gradient = a.gradients.at(name);
+    const double most = largest(gradient);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::abs(gradient[i]) <= 1e-3 * most) continue;
+      ASSERT_NEAR(values[i], other[i], 0.02 * rate + 1e-7) << name << " at " << i;
+    }
+  }
+}
+
+inline void expect_same_outcome(const Outcome& one, const Outcome& many, double rate) {
+  ASSERT_EQ(one.steps.size(), many.steps.size());
+  for (std::size_t s = 0; s < one.steps.size(); ++s) {
+    const StepReport &a = one.steps[s], &b = many.steps[s];
+    EXPECT_NEAR(a.loss, b.loss, 1e-5) << "step " << s;
+    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 2e-4 * a.gradient_norm) << "step " << s;
+    EXPECT_EQ(a.labelled, b.labelled);
+    EXPECT_EQ(a.tokens, b.tokens);
+    ASSERT_EQ(a.routing.size(), b.routing.size());
+    for (std::size_t l = 0; l < a.routing.size(); ++l) {
+      EXPECT_EQ(a.routing[l].layer, b.routing[l].layer);
+      EXPECT_EQ(a.routing[l].counts, b.routing[l].counts) << "layer " << a.routing[l].layer;
+      EXPECT_NEAR(a.routing[l].balance, b.routing[l].balance, 1e-5);
+    }
+  }
+  expect_same(one.gradients, many.gradients, 2e-4, "gradient");
+  expect_same_update(one, many, rate);
+}
+
+/// A plan that must do what one rank does.
+struct ParityCase {
+  const char* name;
+  const char* file;
+  bool full;
+  Parallelism parallelism;
+  Recompute recompute = Recompute::none;
+  std::int64_t micro_batches = 1;
+  Schedule schedule = Schedule::one_forward_one_backward;
+  std::int64_t length = 6;
+  std::size_t layers = 4;
+  int virtual_stages = 1;
+};
+
+/// Loss, norm, gradients, routing and weights of a step equal those of one rank, and the counters what is predicted.
+inline void expect_parity(const ParityCase& c, const std::function<void(Problem&, Plan&)>& adjust = {}) {
+  Problem p = problem(shrunk(shipped(c.file), c.layers), c.full ? full(c.length) : lora(c.length));
+  Plan q = on_ranks(p, c.parallelism, c.micro_batches, c.recompute);
+  q.schedule = c.schedule;
+  if (adjust) adjust(p, q);
+  TrainOptions options;
+  options.learning_rate = 1e-3;
+  options.clip = 1e-3;  // the norm enters every update
+  options.walk.routed_bound = 8;
+  options.walk.auxiliary = c.full ? 0.1 : 0;
+  const auto batches = data(p, 1, c.micro_batches * c.parallelism.dp());
+  const Outcome one = alone(p, batches, options), many = run_plan(p, q, batches, options);
+  expect_same_outcome(one, many, options.learning_rate);
+  for (std::size_t r = 0; r < many.counted.size(); ++r) EXPECT_EQ(many.counted[r], many.predicted[r]) << "rank " << r;
 }
 
 }  // namespace moeplan::test

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "core/error.hpp"
 #include "tests/executor/run/many_ranks.hpp"
 
@@ -12,120 +10,41 @@ namespace {
 
 using namespace test;
 
-/// The one-rank run of the same data.
-Outcome alone(const Problem& p, const std::vector<std::vector<Batch>>& batches, const TrainOptions& options = {},
-              const Prepare& prepare = {}) {
-  return run_plan(p, plan(p, 1, static_cast<std::int64_t>(batches.front().size())), batches, options, prepare);
-}
+class ManyRanks : public testing::TestWithParam<ParityCase> {};
 
-double largest(const std::vector<float>& v) {
-  double most = 0;
-  for (const float x : v) most = std::max(most, std::abs(static_cast<double>(x)));
-  return most;
-}
-
-/// Tensor by tensor, to a share of the tensor's largest element: additions come in another order.
-void expect_same(const Tensors& a, const Tensors& b, double share, const char* what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  for (const auto& [name, values] : a) {
-    const auto it = b.find(name);
-    ASSERT_TRUE(it != b.end()) << name;
-    ASSERT_EQ(values.size(), it->second.size()) << name;
-    const double most = std::max(largest(values), 1e-8);
-    for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_NEAR(values[i], it->second[i], share * most) << what << " of " << name << " at " << i;
-  }
-}
-
-/// AdamW divides by the gradient's size: where a gradient is as good as zero its sign decides, and rounding decides the
-/// sign.
-void expect_same_update(const Outcome& a, const Outcome& b, double rate) {
-  for (const auto& [name, values] : a.values) {
-    const std::vector<float>&other = b.values.at(name), &gradient = a.gradients.at(name);
-    const double most = largest(gradient);
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      if (std::abs(gradient[i]) <= 1e-3 * most) continue;
-      ASSERT_NEAR(values[i], other[i], 0.02 * rate + 1e-7) << name << " at " << i;
-    }
-  }
-}
-
-void expect_same_outcome(const Outcome& one, const Outcome& many, double rate) {
-  ASSERT_EQ(one.steps.size(), many.steps.size());
-  for (std::size_t s = 0; s < one.steps.size(); ++s) {
-    const StepReport &a = one.steps[s], &b = many.steps[s];
-    EXPECT_NEAR(a.loss, b.loss, 1e-5) << "step " << s;
-    EXPECT_NEAR(a.gradient_norm, b.gradient_norm, 2e-4 * a.gradient_norm) << "step " << s;
-    EXPECT_EQ(a.labelled, b.labelled);
-    EXPECT_EQ(a.tokens, b.tokens);
-    ASSERT_EQ(a.routing.size(), b.routing.size());
-    for (std::size_t l = 0; l < a.routing.size(); ++l) {
-      EXPECT_EQ(a.routing[l].layer, b.routing[l].layer);
-      EXPECT_EQ(a.routing[l].counts, b.routing[l].counts) << "layer " << a.routing[l].layer;
-      EXPECT_NEAR(a.routing[l].balance, b.routing[l].balance, 1e-5);
-    }
-  }
-  expect_same(one.gradients, many.gradients, 2e-4, "gradient");
-  expect_same_update(one, many, rate);
-}
-
-struct Case {
-  const char* name;
-  const char* file;
-  bool full;
-  Parallelism parallelism;
-  Recompute recompute = Recompute::none;
-  std::int64_t micro_batches = 1;
-  Schedule schedule = Schedule::one_forward_one_backward;
-};
-
-class ManyRanks : public testing::TestWithParam<Case> {};
-
-TEST_P(ManyRanks, DoWhatOneRankDoes) {
-  const Case& c = GetParam();
-  const Problem p = problem(shrunk(shipped(c.file), 4), c.full ? full(6) : lora(6));
-  Plan q = on_ranks(p, c.parallelism, c.micro_batches, c.recompute);
-  q.schedule = c.schedule;
-  TrainOptions options;
-  options.learning_rate = 1e-3;
-  options.clip = 1e-3;  // the norm enters every update
-  options.walk.routed_bound = 8;
-  options.walk.auxiliary = c.full ? 0.1 : 0;
-  const auto batches = data(p, 1, c.micro_batches * c.parallelism.dp());
-  const Outcome one = alone(p, batches, options), many = run_plan(p, q, batches, options);
-  expect_same_outcome(one, many, options.learning_rate);
-  for (std::size_t r = 0; r < many.counted.size(); ++r) EXPECT_EQ(many.counted[r], many.predicted[r]) << "rank " << r;
-}
+TEST_P(ManyRanks, DoWhatOneRankDoes) { expect_parity(GetParam()); }
 
 constexpr const char *k3 = "kimi/kimi-k3.json", *qwen = "qwen/qwen3-30b-a3b.json";
 INSTANTIATE_TEST_SUITE_P(
     Parallelisms, ManyRanks,
     testing::Values(
-        Case{"k3_ep2", k3, false, {.ep = 2, .dp_replicate = 2}}, Case{"k3_fsdp2", k3, false, {.dp_shard = 2}},
-        Case{"k3_ep4_fsdp4", k3, false, {.ep = 4, .dp_shard = 4}, Recompute::full, 2},
-        Case{"k3_ep2_fsdp4_expert_shard2", k3, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}, Recompute::selective},
-        Case{"k3_hsdp_2x2_ep2", k3, false, {.ep = 2, .dp_replicate = 2, .dp_shard = 2}},
-        Case{"k3_8_ranks", k3, false, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, Recompute::full},
-        Case{"qwen_ep4", qwen, true, {.ep = 4, .dp_replicate = 4}},
-        Case{"qwen_fsdp4", qwen, true, {.dp_shard = 4}, Recompute::full},
-        Case{"qwen_fsdp2_whole_experts", qwen, true, {.dp_shard = 2, .expert_shard = 2}},
-        Case{"qwen_ep2_fsdp4_expert_shard2",
-             qwen,
-             true,
-             {.ep = 2, .dp_shard = 4, .expert_shard = 2},
-             Recompute::full,
-             2},
-        Case{"qwen_pp2", qwen, false, {.pp = 2}, Recompute::none, 4},
-        Case{"k3_pp2", k3, true, {.pp = 2}, Recompute::full, 3},
-        Case{"k3_pp4", k3, false, {.pp = 4}, Recompute::selective, 5},
-        Case{"k3_pp2_ep2_fsdp2", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 3},
-        Case{"k3_zero_bubble_pp2_ep2",
-             k3,
-             true,
-             {.pp = 2, .ep = 2, .dp_replicate = 2},
-             Recompute::selective,
-             3,
-             Schedule::zero_bubble}),
+        ParityCase{"k3_ep2", k3, false, {.ep = 2, .dp_replicate = 2}},
+        ParityCase{"k3_fsdp2", k3, false, {.dp_shard = 2}},
+        ParityCase{"k3_ep4_fsdp4", k3, false, {.ep = 4, .dp_shard = 4}, Recompute::full, 2},
+        ParityCase{
+            "k3_ep2_fsdp4_expert_shard2", k3, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}, Recompute::selective},
+        ParityCase{"k3_hsdp_2x2_ep2", k3, false, {.ep = 2, .dp_replicate = 2, .dp_shard = 2}},
+        ParityCase{"k3_8_ranks", k3, false, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, Recompute::full},
+        ParityCase{"qwen_ep4", qwen, true, {.ep = 4, .dp_replicate = 4}},
+        ParityCase{"qwen_fsdp4", qwen, true, {.dp_shard = 4}, Recompute::full},
+        ParityCase{"qwen_fsdp2_whole_experts", qwen, true, {.dp_shard = 2, .expert_shard = 2}},
+        ParityCase{"qwen_ep2_fsdp4_expert_shard2",
+                   qwen,
+                   true,
+                   {.ep = 2, .dp_shard = 4, .expert_shard = 2},
+                   Recompute::full,
+                   2},
+        ParityCase{"qwen_pp2", qwen, false, {.pp = 2}, Recompute::none, 4},
+        ParityCase{"k3_pp2", k3, true, {.pp = 2}, Recompute::full, 3},
+        ParityCase{"k3_pp4", k3, false, {.pp = 4}, Recompute::selective, 5},
+        ParityCase{"k3_pp2_ep2_fsdp2", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 3},
+        ParityCase{"k3_zero_bubble_pp2_ep2",
+                   k3,
+                   true,
+                   {.pp = 2, .ep = 2, .dp_replicate = 2},
+                   Recompute::selective,
+                   3,
+                   Schedule::zero_bubble}),
     [](const auto& each) { return std::string(each.param.name); });
 
 TEST(ManyRanks, FollowTheOneRankCurve) {

@@ -41,8 +41,12 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   Plan q = good;
   q.parallelism = {.cp = 2, .dp_shard = 2};
   says(q, 4, "plan.parallelism.cp", "priced, not run");
-  q.parallelism = {.ep = 2, .etp = 2, .dp_shard = 4};
-  says(q, 4, "plan.parallelism.etp", "2");
+  q.parallelism = {.tp = 2, .dp_shard = 2}, p.model.vocabulary = 63;
+  says(q, 4, "plan.parallelism.tp", "does not divide the 63 entries");
+  p.model.vocabulary = 64, p.workload.experts.shared_adapter = true;
+  q.parallelism = {.etp = 2, .dp_shard = 2};
+  says(q, 2, "plan.parallelism.etp", "common to cut experts");
+  p.workload.experts.shared_adapter = false;
   q.parallelism = {.ep = 3, .dp_shard = 3};
   says(q, 3, "plan.parallelism.ep", "3 does not divide the 8 experts");
   q = good, q.experts.chunks = 2;
@@ -169,22 +173,26 @@ TEST(Team, AgreesToSkipAStepThatIsNotFinite) {
 
 TEST(WholeState, IsTheSameHoweverManyRanksHeldIt) {
   const Problem p = problem(shrunk(shipped("kimi/kimi-k3.json"), 4), full(6));
-  const Plan q = on_ranks(p, {.pp = 2, .ep = 2, .dp_shard = 2}, 2);
-  WholeState before(p, q, CpuStorage::as_planned), after(p, q, CpuStorage::as_planned);
-  randomise(before.parameters(), 5, p.model, before.backend());
-  run_team(4, [&](Communicator& world, Progress& progress) {
-    const auto mine = cpu_backend(CpuStorage::as_planned);
-    Trainer trainer(p, q, *mine, {}, &world, &progress);
-    distribute(world.rank() == 0 ? &before : nullptr, trainer, p);
-    collect(trainer, p, world.rank() == 0 ? &after : nullptr);
-  });
-  std::size_t compared = 0;
-  for (const Parameter& each : before.parameters().all())
-    if (each.trained) {
-      EXPECT_EQ(values_of(each, before.backend()), values_of(*after.parameters().find(each.name), after.backend())) << each.name;
-      ++compared;
-    }
-  EXPECT_GT(compared, 20u);
+  for (const Parallelism& parallelism :
+       {Parallelism{.pp = 2, .ep = 2, .dp_shard = 2}, Parallelism{.pp = 2, .tp = 2, .ep = 2}}) {
+    const Plan q = on_ranks(p, parallelism, 2);
+    WholeState before(p, q, CpuStorage::as_planned), after(p, q, CpuStorage::as_planned);
+    randomise(before.parameters(), 5, p.model, before.backend());
+    run_team(4, [&](Communicator& world, Progress& progress) {
+      const auto mine = cpu_backend(CpuStorage::as_planned);
+      Trainer trainer(p, q, *mine, {}, &world, &progress);
+      distribute(world.rank() == 0 ? &before : nullptr, trainer, p);
+      collect(trainer, p, world.rank() == 0 ? &after : nullptr);
+    });
+    std::size_t compared = 0;
+    for (const Parameter& each : before.parameters().all())
+      if (each.trained) {
+        EXPECT_EQ(values_of(each, before.backend()), values_of(*after.parameters().find(each.name), after.backend()))
+            << each.name;
+        ++compared;
+      }
+    EXPECT_GT(compared, 20u);
+  }
 }
 
 }  // namespace
