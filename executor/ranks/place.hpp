@@ -33,10 +33,8 @@ struct RankPlace {
     return index(Group::data_replicate) * parallelism.dp_shard +
            in_stage() / (parallelism.tp * parallelism.cp) % parallelism.dp_shard;
   }
-  /// Of the ranks that read the same data, the one that counts it.
-  [[nodiscard]] bool speaks_for_data() const {
-    return stage() == 0 && index(Group::tensor) == 0 && index(Group::context) == 0;
-  }
+  /// Of the ranks that read the same tokens, the one that counts them; context ranks read their own of a sequence's.
+  [[nodiscard]] bool speaks_for_data() const { return stage() == 0 && index(Group::tensor) == 0; }
 };
 
 /// Whether FSDP and gradient reduction go over the expert groups.

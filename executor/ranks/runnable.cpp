@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.hpp"
 
@@ -59,6 +60,34 @@ void refuse_tensor(const Problem& problem, const Plan& plan, const WalkOptions& 
     }
 }
 
+void refuse_context(const Problem& problem, const Plan& plan, const WalkOptions& options) {
+  const int cp = plan.parallelism.cp;
+  if (cp == 1) return;
+  const auto no = [&](const std::string& why, const char* would_do) {
+    refuse("parallelism.cp", fmt::format("{}: {}", cp, why), would_do);
+  };
+  if (options.slice) no("one context rank alone is priced, not run", "cp = 1");
+  const bool exchanges = plan.context_exchange == ContextExchange::all_to_all;
+  const int ranks = cp * plan.parallelism.tp;
+  for (const LayerSpec& layer : problem.model.layers)
+    for (const Sublayer& s : layer.sublayers) {
+      const auto* gqa = std::get_if<GqaAttention>(&s.mixer);
+      const auto* mla = std::get_if<MlaAttention>(&s.mixer);
+      const bool ffn = std::holds_alternative<DenseFfn>(s.mixer) || std::holds_alternative<MoeFfn>(s.mixer);
+      const bool delta = std::holds_alternative<KdaAttention>(s.mixer) || std::holds_alternative<GdnAttention>(s.mixer);
+      if (!gqa && !mla && !ffn && !delta) no("a state of this mixer over context ranks is priced, not run", "cp = 1");
+      if ((gqa && gqa->sinks) || (mla && mla->sinks))
+        no("attention sinks over context ranks are priced, not run", "cp = 1");
+      if (gqa && gqa->window && !exchanges)
+        no("windows over context ranks that do not exchange heads are priced, not run",
+           "context_exchange = all_to_all");
+      const std::int64_t heads = gqa ? std::gcd(gqa->heads, gqa->kv_heads) : mla ? mla->heads : 0;
+      const bool whole = (gqa && gqa->index_topk == 0) || (mla && !mla->indexer);
+      if (exchanges && whole && heads % ranks != 0)
+        no(fmt::format("{} heads cannot be exchanged over {} context and tensor ranks", heads, ranks), "ring");
+    }
+}
+
 void refuse_pipeline(const Problem& problem, const Plan& plan) {
   if (plan.virtual_stages > 1)
     refuse("virtual_stages", fmt::format("{} are priced, not run", plan.virtual_stages),
@@ -93,7 +122,7 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
   if (backend.name() == "null")
     throw InputError("--backend", "null: has no memory that ranks could exchange", "cpu or cuda");
   refuse_tensor(problem, plan, options);
-  if (p.cp > 1) refuse("parallelism.cp", fmt::format("{}: context parallelism is priced, not run", p.cp), "cp = 1");
+  refuse_context(problem, plan, options);
   refuse_exchange(problem, plan, options);
   const Runtime& runtime = problem.runtime;
   for (const auto& [is, what] :

@@ -95,6 +95,16 @@ class Account {
       };
       const ValueId from = n.reads.front(), to = n.writes.front();
       const int ranks = place_.size(comm->group);
+      if (comm->group == Group::context && comm->collective == Collective::send_receive && comm->rows == 0) {
+        std::int64_t round = 0;
+        for (const ValueId v : n.reads) round += bytes(v);
+        add(CommKind::send_receive, round, round);
+        continue;
+      }
+      if (comm->group == Group::context && comm->rows > 0) {
+        passed(i, n, *comm, b);
+        continue;
+      }
       if (comm->group == Group::expert_tensor) {
         neighbours(i, comm->collective, b.values[index(to)]);
         continue;
@@ -108,6 +118,9 @@ class Account {
           break;
         case Collective::all_reduce:
           ring(CommKind::all_reduce, bytes(from), ranks);
+          break;
+        case Collective::all_to_all:
+          add(CommKind::all_to_all, bytes(from), bytes(from) - bytes(from) / ranks);
           break;
         case Collective::dispatch:
         case Collective::combine:
@@ -126,6 +139,30 @@ class Account {
     const std::int64_t kept_here = r.sent[own];
     const std::int64_t all = collective == Collective::dispatch ? r.sent_rows() : r.received_rows();
     add(CommKind::all_to_all, all * row, (all - kept_here) * row);
+  }
+
+  /// Rows or states from run to run; between two runs of one rank nothing travels.
+  void passed(const Instance& i, const BlockNode& n, const CommCall& comm, const Block& b) {
+    const ContextRuns dealt{.sequences = 1, .ranks = place_.size(Group::context), .per_rank = comm.rows};
+    const bool rows = comm.collective == Collective::send_receive, scan = comm.collective == Collective::state_scan,
+               back = rows ? n.reads.size() == 2 * n.writes.size() : i.phase == Phase::backward;
+    const std::int64_t mine = place_.index(Group::context), all = dealt.ranks * dealt.per_rank;
+    std::int64_t bytes = 0;  // of one of this rank's runs
+    for (std::size_t v = 0; v < n.writes.size(); ++v) {
+      const Value& what = b.values[index(scan || (back && rows) ? n.reads[v] : n.writes[v])];
+      bytes += plain_bytes(held_(what.dtype)) * what.shape.elements() / dealt.per_rank;
+    }
+    for (std::int64_t step = 1; step < all && (scan || step == 1); step *= 2) {
+      std::int64_t sent = 0, received = 0;
+      for (std::int64_t j = 0; j < dealt.per_rank; ++j) {
+        const std::int64_t g = dealt.run(mine, j);
+        const auto elsewhere = [&](std::int64_t run) { return run >= 0 && run < all && dealt.owner(run) != mine; };
+        sent += elsewhere(back ? g - step : g + step), received += elsewhere(back ? g + step : g - step);
+      }
+      if (rows || (scan && sent + received > 0)) add(CommKind::send_receive, sent * bytes, sent * bytes);
+      for (std::int64_t k = 0; k < sent && !rows && !scan; ++k) add(CommKind::send, bytes, bytes);
+      for (std::int64_t k = 0; k < received && !rows && !scan; ++k) add(CommKind::receive, bytes, 0);
+    }
   }
 
   /// Rows between expert-tensor ranks: all of this rank's to each other one; of a sum each one's part.

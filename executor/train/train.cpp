@@ -111,13 +111,12 @@ double Trainer::squared_gradients() {
 void Trainer::reduce_report(StepReport& report, double& squares) {
   if (!ranks_) return;
   const RankPlace& place = ranks_->place();
-  const bool head =
-      place.stage() + 1 == plan_.parallelism.pp && place.index(Group::tensor) == 0 && place.index(Group::context) == 0;
+  const bool head = place.stage() + 1 == plan_.parallelism.pp && place.index(Group::tensor) == 0;
   std::vector<double> sums{head ? report.loss : 0, squares};
   // Each layer's counts at its place, so that all ranks add the same words whatever their stage.
   std::vector<std::int64_t> words;
   std::size_t next = 0;
-  const bool speaks = place.index(Group::tensor) == 0;
+  const bool speaks = place.index(Group::tensor) == 0 && place.index(Group::context) == 0;
   const auto all = routers(problem_.model);
   for (const auto& [layer, experts] : all) {
     const RoutingReport* mine =
@@ -170,7 +169,16 @@ float Trainer::differentiate(const Batch& batch) {
   return walk_->run(0, batch, 1);
 }
 
-StepReport Trainer::step(const std::vector<Batch>& batches) {
+std::vector<Batch> Trainer::own_tokens(const std::vector<Batch>& batches) const {
+  std::vector<Batch> out;
+  const std::int64_t rank = ranks_ ? ranks_->place().index(Group::context) : 0;
+  for (const Batch& b : batches) out.push_back(context_share(b, context_runs_of(problem_, plan_), rank));
+  return out;
+}
+
+StepReport Trainer::step(const std::vector<Batch>& together) {
+  const std::vector<Batch> apart = plan_.parallelism.cp > 1 ? own_tokens(together) : std::vector<Batch>{},
+                           &batches = plan_.parallelism.cp > 1 ? apart : together;
   if (static_cast<std::int64_t>(batches.size()) != plan_.micro_batches)
     throw InputError("data", fmt::format("{} micro-batches, the plan has {}", batches.size(), plan_.micro_batches));
   const auto start = std::chrono::steady_clock::now();
@@ -188,15 +196,19 @@ StepReport Trainer::step(const std::vector<Batch>& batches) {
   }
   zero_gradients();
   // The step's loss is the mean over all its labels, however they fall on micro-batches and ranks.
-  std::vector<double> shares;
-  for (const Batch& b : batches)
-    shares.push_back(report.labelled > 0 ? static_cast<double>(b.labelled()) / static_cast<double>(report.labelled)
-                                         : 0);
+  const auto shares_of = [&](const std::vector<Batch>& of) {
+    std::vector<double> out;
+    for (const Batch& b : of)
+      out.push_back(report.labelled > 0 ? static_cast<double>(b.labelled()) / static_cast<double>(report.labelled) : 0);
+    return out;
+  };
+  const std::vector<double> shares = shares_of(batches), balance_shares = shares_of(together);
   const std::vector<MicroBatchResult> results =
-      walk_->run_all(batches, std::vector<float>(shares.begin(), shares.end()));
+      walk_->run_all(batches, std::vector<float>(shares.begin(), shares.end()),
+                     std::vector<float>(balance_shares.begin(), balance_shares.end()));
   for (std::size_t j = 0; j < results.size(); ++j) {
     report.loss += shares[j] * static_cast<double>(results[j].loss);
-    merge(report.routing, results[j].routing, shares[j]);
+    merge(report.routing, results[j].routing, balance_shares[j]);
   }
   tell("gradient norm");
   if (ranks_) ranks_->world().wait();  // with a limit, which the device's own wait has not

@@ -42,6 +42,7 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   /// One step over as many batches as the plan has micro-batches: this rank's share of the step's data.
+  /// Context ranks are given whole sequences and take their tokens.
   StepReport step(const std::vector<Batch>& batches);
   float evaluate(const Batch& batch) { return walk_->evaluate(batch); }
   /// Gradients of one micro-batch, left in the parameters; returns the loss.
@@ -66,6 +67,7 @@ class Trainer {
     std::int64_t first = 0, count = 0;
   };
   [[nodiscard]] TensorView piece_view(const Piece& piece, const Backend::Memory& memory, DType type) const;
+  [[nodiscard]] std::vector<Batch> own_tokens(const std::vector<Batch>& batches) const;
   void zero_gradients();
   double squared_gradients();
   void reduce_report(StepReport& report, double& squares);

@@ -12,6 +12,7 @@ namespace moeplan {
 struct Batch {
   std::vector<std::int32_t> tokens, labels;
   std::vector<std::int64_t> starts;
+  std::vector<std::int32_t> positions{};   ///< of each token in its sequence, where some are on other ranks; empty: counted
   [[nodiscard]] std::int64_t labelled() const {
     std::int64_t n = 0;
     for (const auto l : labels) n += l >= 0;

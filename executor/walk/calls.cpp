@@ -59,6 +59,8 @@ TensorView Walk::weight_view(std::int32_t slot, WeightId w) const {
 
 void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                    std::int32_t workspace, MicroBatchState& state) {
+  if (n.summary) return summarise(i, n, place, state);
+  if (n.operands.empty()) return ring_step(i, n, place, state);
   const OpCall& lowered = std::get<OpCall>(n.call);
   const Batch& batch = *state.batch;
   const Operands contract = operands(lowered.op);
@@ -87,8 +89,10 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     return;
   }
   OpCall call = lowered;
-  if (!batch.starts.empty())
-    if (auto with_starts = packed(call.op, static_cast<std::int64_t>(batch.starts.size()) - 1)) {
+  const bool placed = !batch.positions.empty() && std::holds_alternative<op::Rope>(call.op);
+  if (!batch.starts.empty() || placed)
+    if (auto with_starts =
+            packed(call.op, std::max<std::int64_t>(0, static_cast<std::int64_t>(batch.starts.size()) - 1))) {
       call.op = std::move(with_starts->op);
       views.insert(views.begin() + static_cast<std::ptrdiff_t>(with_starts->at),
                    state.feeds.at(with_starts->positions                                   ? "positions"
@@ -121,14 +125,19 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
                          static_cast<double>(routable))));
   } else if (std::holds_alternative<op::Router>(call.op)) {
     context.auxiliary =
-        options_.auxiliary * static_cast<double>(state.share) / static_cast<double>(sharers() * sharers());
+        options_.auxiliary * static_cast<double>(state.balance_share) / static_cast<double>(sharers() * sharers());
     if (options_.auxiliary > 0 && sharers() > 1 && call.pass == Pass::backward)
       context.rows_of_expert = state.shared_counts[index(i.slot)].at(routed.ordinal);
   }
   if (workspace >= 0) {
     context.workspace = buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});
   }
-  backend_.call(call, views, gradients, context);
+  if (plan_.parallelism.cp > 1 && selects_keys(call.op))
+    call_by_runs(call, views, gradients);
+  else if (plan_.parallelism.cp > 1 && reads_beyond(n) > 0)
+    continued_call(i, n, place, call, views, gradients, context, state);
+  else
+    backend_.call(call, views, gradients, context);
   if (std::holds_alternative<op::Router>(lowered.op) && lowered.pass == Pass::forward && !n.recompute)
     tally(i.slot, routed.ordinal, views, state);
   if (observer_) observer_({n, i.slot, i.micro_batch, views});

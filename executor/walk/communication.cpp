@@ -30,11 +30,16 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
       for (const BlockNode& n : *pass) {
         const CommCall* comm = std::get_if<CommCall>(&n.call);
         if (comm && is_merge(b, n)) most = std::max(most, comm->payload.value);
-        if (!comm || (comm->group != Group::expert && comm->group != Group::expert_tensor)) continue;
-        const std::int64_t times = comm->group == Group::expert_tensor ? 2 : 1;
-        for (const ValueId v : {n.reads.front(), n.writes.front()})
-          most =
-              std::max(most, times * plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements());
+        if (!comm ||
+            (comm->group != Group::expert && comm->group != Group::expert_tensor && comm->group != Group::context))
+          continue;
+        const std::int64_t times = comm->group == Group::expert ? 1 : 2;
+        const auto bytes = [&](ValueId v) {
+          return plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements();
+        };
+        std::int64_t read = 0;
+        for (const ValueId v : n.reads) read += bytes(v);
+        most = std::max(most, times * std::max(read, bytes(n.writes.front())));
       }
     for (const Weight& w : b.weights) {
       const std::int64_t degree = place.size(shard_group(w.split));
@@ -60,6 +65,12 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   const TensorView to = value_view(i.slot, place, n.writes.front(), b.values[index(n.writes.front())].shape, state);
   if (routed.routed) return exchange_rows(i, n, routed.ordinal, from, to, state);
   if (is_merge(b, n)) return merge_loss(i, n, place, state);
+  if (comm.group == Group::context && comm.collective == Collective::send_receive)
+    return comm.rows > 0 ? pass_rows(i, n, place, state) : pass_round(i, n, place, state);
+  if (comm.group == Group::context &&
+      (comm.collective == Collective::state_chain || comm.collective == Collective::state_scan))
+    return pass_state(i, from, to, comm.collective == Collective::state_scan);
+  if (comm.group == Group::context) return exchange_context(comm, from, to);
   if (from.columns || to.columns) throw std::logic_error("a collective on a view in " + b.name);
   Communicator& group = ranks_->need(comm.group);
   const Wire wire = wire_of(from.dtype);

@@ -62,8 +62,8 @@ void Walk::feed(MicroBatchState& state) {
   put("token_ids", outside_.token_ids, floats(batch.tokens), DType::i32);
   put("looked_up", outside_.looked_up, floats(of_part(batch.tokens)), DType::i32);
   put("labels", outside_.labels, floats(of_part(batch.labels)), DType::i32);
-  std::vector<float> positions;
-  for (std::int64_t t = 0, begin = 0, next = 0; t < tokens; ++t) {
+  std::vector<float> positions = floats(batch.positions);
+  for (std::int64_t t = 0, begin = 0, next = 0; t < tokens && batch.positions.empty(); ++t) {
     if (batch.starts.empty())
       begin = t / problem_.workload.sequence_length * problem_.workload.sequence_length;
     else

@@ -83,7 +83,9 @@ void Walk::merge_loss(const Instance& i, const BlockNode& n, const PassPlacement
 }
 
 /// Ranks that work on one micro-batch's tokens together.
-std::int64_t Walk::sharers() const { return ranks_ ? plan_.parallelism.tp : 1; }
+std::int64_t Walk::sharers() const {
+  return ranks_ ? static_cast<std::int64_t>(plan_.parallelism.tp) * plan_.parallelism.cp : 1;
+}
 
 /// The choices of all tokens of the micro-batch, where others hold some of them: the balancing loss is of all.
 void Walk::share_counts(std::int32_t slot, std::size_t ordinal, MicroBatchState& state) {
@@ -98,8 +100,9 @@ void Walk::share_counts(std::int32_t slot, std::size_t ordinal, MicroBatchState&
 }
 
 std::vector<double> Walk::sum_over_sharers(std::vector<double> values) {
-  if (sharers() == 1) return values;
-  return sum_over_ranks(ranks_->need(Group::tensor), values);
+  for (const Group group : {Group::tensor, Group::context})
+    if (ranks_ && ranks_->of(group)) values = sum_over_ranks(*ranks_->of(group), values);
+  return values;
 }
 
 }  // namespace moeplan

@@ -45,7 +45,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
       program, problem, [&](DType t) { return backend.held(t); }, plan.parallelism,
       [&](const OpCall& call) { return backend.workspace(call); });
   memory_ = backend.allocate(arena_.size, "arena");
-  const std::int64_t tokens = plan.micro_batch * problem.workload.sequence_length;
+  const std::int64_t tokens = tokens_here();
   if (tokens > (1 << 24))
     throw InputError("plan.micro_batch",
                      fmt::format("{} tokens in a micro-batch; row numbers are exact up to 2^24", tokens),
@@ -208,7 +208,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
   if (i.phase == Phase::forward) {
     tell("forward");
     if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {
-      const std::int64_t tokens = plan_.micro_batch * problem_.workload.sequence_length;
+      const std::int64_t tokens = tokens_here();
       backend_.copy(outside_view(state, outside_.looked_up, DType::i32, tokens),
                     value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
     }
@@ -234,9 +234,10 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
   }
 }
 
-void Walk::begin(MicroBatchState& state, const Batch& batch, float share) {
+void Walk::begin(MicroBatchState& state, const Batch& batch, float share, float balance_share) {
   state.batch = &batch;
   state.share = share;
+  state.balance_share = balance_share;
   state.result = {};
   feed(state);
 }
@@ -300,10 +301,10 @@ void Walk::queue(std::int32_t micro_batch, const Batch& batch, const std::functi
     work();
 }
 
-float Walk::run(std::int32_t micro_batch, const Batch& batch, float share) {
+float Walk::run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share) {
   if (micro_batch == 0) clocked_ = 0;
   MicroBatchState& state = lanes_.size() == 1 ? lanes_.front() : lanes_[index(micro_batch)];
-  begin(state, batch, share);
+  begin(state, batch, share, balance_share);
   tell("forward");
   queue(micro_batch, batch, [&] {
     for (std::size_t at = 0; at < program_.instances.size(); ++at)
@@ -314,18 +315,20 @@ float Walk::run(std::int32_t micro_batch, const Batch& batch, float share) {
   return state.result.loss;
 }
 
-std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std::span<const float> shares) {
+std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std::span<const float> shares,
+                                            std::span<const float> balance_shares) {
+  if (balance_shares.empty()) balance_shares = shares;
   step_routes_.clear();
   std::vector<MicroBatchResult> out;
   if (plan_.parallelism.pp == 1) {
     for (std::size_t j = 0; j < batches.size(); ++j) {
-      (void)run(static_cast<std::int32_t>(j), batches[j], shares[j]);
+      (void)run(static_cast<std::int32_t>(j), batches[j], shares[j], balance_shares[j]);
       out.push_back(lanes_.front().result);
     }
     return out;
   }
   clocked_ = 0;
-  for (std::size_t j = 0; j < batches.size(); ++j) begin(lanes_[j], batches[j], shares[j]);
+  for (std::size_t j = 0; j < batches.size(); ++j) begin(lanes_[j], batches[j], shares[j], balance_shares[j]);
   for (std::size_t at = 0; at < program_.instances.size(); ++at)
     if (const std::int32_t j = program_.instances[at].micro_batch; j >= 0) step(at, lanes_[index(j)]);
   flush_sends();
@@ -340,7 +343,7 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
 float Walk::evaluate(const Batch& batch) {
   if (plan_.parallelism.pp > 1) throw std::logic_error("an evaluation over several stages");
   MicroBatchState& state = lanes_.front();
-  begin(state, batch, 1);
+  begin(state, batch, 1, 1);
   for (std::size_t at = 0; at < program_.instances.size() && program_.instances[at].phase != Phase::backward; ++at)
     if (program_.instances[at].micro_batch == 0) step(at, state);
   std::fill(gathered_.begin(), gathered_.end(), -1);

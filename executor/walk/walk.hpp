@@ -10,6 +10,7 @@
 #include "executor/ranks/groups.hpp"
 #include "executor/state/parameters.hpp"
 #include "executor/walk/batch.hpp"
+#include "executor/walk/context.hpp"
 #include "executor/walk/exchange.hpp"
 
 namespace moeplan {
@@ -74,9 +75,11 @@ class Walk {
   /// Forward and backward of one micro-batch; adds to the parameters' gradients. The loss is the mean over the
   /// micro-batch's labels; its gradients are scaled by `share`, the micro-batch's part of the step's labels (of all
   /// ranks). Returns the loss. Not for pipelines.
-  float run(std::int32_t micro_batch, const Batch& batch, float share);
+  float run(std::int32_t micro_batch, const Batch& batch, float share) { return run(micro_batch, batch, share, share); }
   /// All micro-batches of a step in the program's order.
-  std::vector<MicroBatchResult> run_all(std::span<const Batch> batches, std::span<const float> shares);
+  /// `balance_shares`: of the micro-batches on all ranks that share them, where this is one of several.
+  std::vector<MicroBatchResult> run_all(std::span<const Batch> batches, std::span<const float> shares,
+                                        std::span<const float> balance_shares = {});
   /// Forward only. Not for pipelines.
   float evaluate(const Batch& batch);
 
@@ -122,7 +125,7 @@ class Walk {
   /// A micro-batch between forward and backward.
   struct MicroBatchState {
     const Batch* batch = nullptr;
-    float share = 0;
+    float share = 0, balance_share = 0;
     Backend::Memory outside;  ///< labels, positions, boundaries, share, loss
     Backend::Memory tallies;  ///< of the routers: choices of each expert (i32), then shares of the scores (f32)
     std::map<std::string, TensorView> feeds;           ///< by input name
@@ -133,8 +136,9 @@ class Walk {
         shared_counts;  ///< per slot, by router: choices of each expert by the tokens of all tensor ranks
     MicroBatchResult result;
   };
+  float run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share);
   void note_block(const Block& block);
-  void begin(MicroBatchState& state, const Batch& batch, float share);
+  void begin(MicroBatchState& state, const Batch& batch, float share, float balance_share);
   void step(std::size_t at, MicroBatchState& state);
   void pass(const Instance& i, MicroBatchState& state);
   void finish(MicroBatchState& state);
@@ -153,6 +157,46 @@ class Walk {
   [[nodiscard]] std::vector<std::int32_t> of_part(std::vector<std::int32_t> ids) const;
   [[nodiscard]] TensorView own_share(TensorView feed, std::int64_t elements) const;
   void merge_loss(const Instance& i, const BlockNode& n, const PassPlacement& place, MicroBatchState& state);
+  [[nodiscard]] TensorView part_of(const TensorView& t, std::int64_t row, std::int64_t rows, std::int64_t column,
+                                   std::int64_t columns);
+  void exchange_context(const CommCall& comm, const TensorView& from, const TensorView& to);
+  [[nodiscard]] TensorView take(DType type, std::int64_t rows, std::int64_t width);
+  [[nodiscard]] TensorView longer(const TensorView& from, std::int64_t runs, std::int64_t before, std::int64_t behind);
+  void shorter(const TensorView& from, const TensorView& to, std::int64_t runs, std::int64_t before,
+               std::int64_t behind);
+  void edges(const TensorView& of, const TensorView& rows, std::int64_t runs, std::int64_t whole, std::int64_t at,
+             bool into);
+  void fill_edges(const TensorView& t, std::int64_t runs, std::int64_t whole, std::int64_t at,
+                  const std::vector<float>& values);
+  void set_state_tokens(const Op& op, std::span<const TensorView> views, std::int64_t runs, std::int64_t whole,
+                        std::int64_t before, std::int64_t behind);
+  void put_state(const Op& op, const TensorView& to, const TensorView& states, std::int64_t runs, std::int64_t whole,
+                 std::int64_t at, float scale);
+  void get_state(const Op& op, const TensorView& from, std::int64_t first, std::int64_t runs, std::int64_t whole,
+                 std::int64_t at, std::int64_t d_v, float scale, std::vector<float>& out, std::int64_t stride,
+                 std::int64_t column);
+  [[nodiscard]] static std::size_t reads_beyond(const BlockNode& n);
+  void continued_call(const Instance& i, const BlockNode& n, const PassPlacement& at, OpCall call,
+                      std::vector<TensorView> views, std::vector<TensorView> gradients, CallContext context,
+                      MicroBatchState& state);
+  void summarise(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state);
+  void pass_rows(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state);
+  [[nodiscard]] static bool follows(const ContextRuns& dealt, std::int64_t rank, std::size_t from, std::size_t to,
+                                    bool back);
+  void pass_state(const Instance& i, const TensorView& from, const TensorView& to, bool scan);
+  [[nodiscard]] static bool selects_keys(const Op& op);
+  void call_by_runs(const OpCall& call, const std::vector<TensorView>& views,
+                    const std::vector<TensorView>& gradients);
+  void pass_round(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state);
+  template <class F>
+  void each_pair(std::int64_t source, std::int64_t rows, const F& f);
+  void ring_step(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state);
+  void join(const op::Attention& attention, const TensorView& y, const TensorView& lse, const TensorView& y_part,
+            const TensorView& lse_part);
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> state_heads(const Instance& i, std::int64_t transition) const;
+  [[nodiscard]] std::int64_t tokens_here() const {
+    return plan_.micro_batch * problem_.workload.sequence_length / plan_.parallelism.cp;
+  }
   [[nodiscard]] std::int64_t sharers() const;
   void share_counts(std::int32_t slot, std::size_t ordinal, MicroBatchState& state);
   [[nodiscard]] std::vector<double> sum_over_sharers(std::vector<double> values);
@@ -205,6 +249,11 @@ class Walk {
   Backend::Memory staging_;  ///< of exchanges and reductions
   Bytes staging_bytes_{};
   std::vector<BlockNotes> notes_;
+  std::vector<std::pair<Backend::Memory, std::int64_t>> longer_;  ///< of calls on longer runs: memory and its bytes
+  std::size_t taken_ = 0;
+  std::int64_t ring_at_ = 0;  ///< step of the ring under way
+  std::map<std::tuple<const std::vector<std::int32_t>*, std::int64_t, std::int64_t>, std::vector<std::int32_t>>
+      slices_;  ///< columns of parts of tensors, by those of the tensor, first and count
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
   std::vector<std::vector<std::pair<Communicator*, std::shared_ptr<void>>>>
       arriving_;  ///< per slot: behind which points its weights are there

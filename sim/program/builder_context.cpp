@@ -62,7 +62,7 @@ std::vector<ValueId> Builder::pass_state(const Op& op, std::span<const ValueId> 
   const ValueId maps = made("state_maps", transition + state);
   graph_.nodes.push_back({.call = op, .inputs = {values.begin(), values.end()}, .weights = {weights.begin(), weights.end()}, .outputs = {maps}, .summary = true});
   const ValueId before = made("states_before", state);
-  communicate({.collective = chain ? Collective::state_chain : Collective::state_scan, .group = Group::context, .payload = value(chain ? before : maps).bytes(), .rows = context_.runs},
+  communicate({.collective = chain ? Collective::state_chain : Collective::state_scan, .group = Group::context, .payload = value(chain ? before : maps).bytes(), .rows = context_.runs, .tokens = transition + state},
               {maps}, {before});
   return {before};
 }

@@ -111,8 +111,7 @@ ValueId state_backward(Block& block, const GraphNode& node, const std::vector<Va
   const ValueId before = node.also.front();
   Value maps = block.values[index(before)];
   maps.name += ".maps from behind";
-  const std::int64_t floats = node.exchange.collective == Collective::state_scan ? node.exchange.payload.value / 4 / maps.shape[0] : maps.shape[1];
-  maps.shape = {maps.shape[0], floats};
+  maps.shape = {maps.shape[0], node.exchange.tokens};
   block.values.push_back(std::move(maps));
   block.category.push_back(block.category[index(before)]);
   block.alias.push_back(static_cast<ValueId>(block.values.size() - 1));

@@ -98,7 +98,7 @@ struct CommCall {
   Group group = Group::data_shard;
   Bytes payload{};
   std::int64_t rows = 0;        ///< dispatch/combine: token copies this rank sends (tokens x top-k); state_*: runs of tokens on this rank
-  std::int64_t tokens = 0;      ///< dispatch/combine: tokens they come from
+  std::int64_t tokens = 0;      ///< dispatch/combine: tokens they come from; state_*: floats of a run's map and state
   std::int64_t experts = 0;     ///< dispatch/combine: experts routed over
   bool beside_compute = false;  ///< dispatch/combine: the schedule lays another pass's compute beside it
   bool direct = false;          ///< dispatch/combine: once to each rank instead of once to each node

@@ -40,7 +40,8 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   says(good, 1, "plan.parallelism", "--ranks 4");
   Plan q = good;
   q.parallelism = {.cp = 2, .dp_shard = 2};
-  says(q, 4, "plan.parallelism.cp", "priced, not run");
+  q.context_exchange = ContextExchange::all_to_all, q.parallelism = {.cp = 4};
+  says(q, 4, "plan.parallelism.cp", "2 heads cannot be exchanged");
   q.parallelism = {.tp = 2, .dp_shard = 2}, p.model.vocabulary = 63;
   says(q, 4, "plan.parallelism.tp", "does not divide the 63 entries");
   p.model.vocabulary = 64, p.workload.experts.shared_adapter = true;
