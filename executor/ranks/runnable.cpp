@@ -76,11 +76,16 @@ void refuse_context(const Problem& problem, const Plan& plan, const WalkOptions&
       const bool ffn = std::holds_alternative<DenseFfn>(s.mixer) || std::holds_alternative<MoeFfn>(s.mixer);
       const bool delta = std::holds_alternative<KdaAttention>(s.mixer) || std::holds_alternative<GdnAttention>(s.mixer);
       if (!gqa && !mla && !ffn && !delta) no("a state of this mixer over context ranks is priced, not run", "cp = 1");
-      if ((gqa && gqa->sinks) || (mla && mla->sinks))
-        no("attention sinks over context ranks are priced, not run", "cp = 1");
-      if (gqa && gqa->window && !exchanges)
-        no("windows over context ranks that do not exchange heads are priced, not run",
-           "context_exchange = all_to_all");
+      if ((gqa && gqa->sinks) || (mla && mla->sinks)) {
+        if (exchanges) no("attention sinks of exchanged heads are priced, not run", "context_exchange = ring");
+        if (problem.workload.other.training == Training::full)
+          no("trained attention sinks over context ranks are priced, not run", "frozen ones, or cp = 1");
+        if ((gqa && gqa->index_topk > 0) || (mla && mla->indexer))
+          no("attention sinks beside selected keys over context ranks are priced, not run", "cp = 1");
+      }
+      const std::int64_t run = problem.workload.sequence_length / (cp * context_runs(problem.model, plan));
+      if (gqa && gqa->window && !exchanges && *gqa->window - 1 > run)
+        no(fmt::format("a window of {} reaches beyond the {} tokens of a run", *gqa->window, run), "all_to_all");
       const std::int64_t heads = gqa ? std::gcd(gqa->heads, gqa->kv_heads) : mla ? mla->heads : 0;
       const bool whole = (gqa && gqa->index_topk == 0) || (mla && !mla->indexer);
       if (exchanges && whole && heads % ranks != 0)

@@ -111,10 +111,50 @@ void Walk::continued_call(const Instance& i, const BlockNode& n, const PassPlace
   const bool backward = call.pass == Pass::backward, convolves = std::holds_alternative<op::ShortConv>(call.op);
   const Operands contract = operands(call.op);
   taken_ = 0;
-  const auto extra = [&](std::size_t from_end) {
-    const ValueId v = n.reads[n.reads.size() - from_end];
-    return value_view(i.slot, at, v, b.values[index(v)].shape, state);
-  };
+  const auto view = [&](ValueId v) { return value_view(i.slot, at, v, b.values[index(v)].shape, state); };
+  const auto extra = [&](std::size_t from_end) { return view(n.reads[n.reads.size() - from_end]); };
+  if (const auto* attention = std::get_if<op::Attention>(&call.op)) {
+    // A window: each run sees the keys before it, the first of a sequence none.
+    const std::size_t parts = attention->shared_key > 0 ? 3 : 2;
+    for (std::int64_t r = 0; r < runs; ++r) {
+      taken_ = 0;
+      const bool first = dealt.run(ranks_->place().index(Group::context), r % dealt.per_rank) == 0;
+      const std::int64_t rows = first ? 0 : attention->window - 1;
+      op::Attention one = *attention;
+      one.tokens = length, one.kv_tokens = first ? 0 : rows + length, one.sequence_length = rows + length;
+      std::vector<TensorView> here = views, d = gradients;
+      const auto before_of = [&](const TensorView& t) {
+        return part_of(t, r * (attention->window - 1), attention->window - 1, 0, width_of(t));
+      };
+      for (std::size_t o = 0; o < contract.size(); ++o) {
+        if (contract[o].role == Role::weight) continue;
+        const bool key = o >= 1 && o <= parts;
+        for (auto* list : {&here, &d}) {
+          TensorView& t = (*list)[o];
+          if (!t.present()) continue;
+          const TensorView own = part_of(t, r * length, length, 0, width_of(t));
+          t = key ? take(t.dtype, rows + length, width_of(t)) : own;
+          if (!key || list == &d) continue;
+          if (rows > 0) backend_.copy(before_of(extra(parts + 1 - o)), part_of(t, 0, rows, 0, width_of(t)));
+          backend_.copy(own, part_of(t, rows, length, 0, width_of(t)));
+        }
+      }
+      context.workspace = {};
+      backend_.call({one, call.pass, call.wants}, here, d, context);
+      std::size_t written = n.writes.size();
+      for (std::size_t o = parts; o >= 1 && backward; --o) {
+        if (!gradients[o].present()) continue;
+        const TensorView edge = before_of(view(n.writes[--written]));
+        backend_.copy(part_of(d[o], rows, length, 0, width_of(d[o])),
+                      part_of(gradients[o], r * length, length, 0, width_of(gradients[o])));
+        if (rows > 0)
+          backend_.copy(part_of(d[o], 0, rows, 0, width_of(d[o])), edge);
+        else
+          backend_.clear(edge);
+      }
+    }
+    return;
+  }
   std::int64_t before = 0, behind = 0;
   const std::vector<TensorView> short_views = views, short_gradients = gradients;
   if (convolves) {

@@ -85,17 +85,19 @@ void Walk::ring_step(const Instance& i, const BlockNode& n, const PassPlacement&
     op::Attention call = attention;
     call.tokens = call.sequence_length = length;
     call.causal = own;
+    call.sinks = call.sinks && own && lowered.pass == Pass::forward;  // a sink joins once, with a run's own keys
     return call;
   };
   if (lowered.pass == Pass::forward) {
     const TensorView y = view(n.writes[0]), lse = view(n.writes[1]);
     return each_pair(source, rows, [&](std::int64_t at_q, std::int64_t at_k, std::int64_t length, bool own) {
       taken_ = 0;
-      std::vector<TensorView> views{cut(q, at_q, length)}, none(parts + 3);
+      std::vector<TensorView> views{cut(q, at_q, length)}, none(parts + 4);
       for (const TensorView& k : keys) views.push_back(cut(k, at_k, length));
       const TensorView y_here = cut(y, at_q, length), lse_here = cut(lse, at_q, length);
       const TensorView y_part = own ? y_here : take(y.dtype, length, width_of(y)),
                        lse_part = own ? lse_here : take(DType::f32, length, attention.heads);
+      if (attention.sinks && own) views.push_back(weight_view(i.slot, n.weights.front()));
       views.push_back(y_part), views.push_back(lse_part);
       backend_.call({of_pair(length, own), Pass::forward, {}}, views, none, {});
       if (!own) join(attention, y_here, lse_here, y_part, lse_part);

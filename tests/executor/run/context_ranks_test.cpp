@@ -1,6 +1,7 @@
 /// Context ranks: runs of every sequence, and the loss and the gradients of one rank.
 
 #include "core/error.hpp"
+#include "executor/ranks/runnable.hpp"
 #include "tests/executor/run/many_ranks.hpp"
 
 namespace moeplan {
@@ -75,6 +76,15 @@ INSTANTIATE_TEST_SUITE_P(
                    f1b,
                    8},
         ParityCase{"k3_cp2", k3, true, {.cp = 2}, Recompute::full, 1, f1b, 12},
+        ParityCase{"gemma_windows_cp2", "gemma/gemma-4-26b-a4b.json", true, {.cp = 2}, Recompute::none, 1, f1b, 16},
+        ParityCase{"gpt_oss_windows_and_sinks_cp2_tp2",
+                   "gpt-oss/gpt-oss-20b.json",
+                   false,
+                   {.tp = 2, .cp = 2},
+                   Recompute::full,
+                   2,
+                   f1b,
+                   16},
         ParityCase{"glm_dsa_cp2", "glm/glm-5.json", true, {.cp = 2}, Recompute::none, 1, f1b, 16},
         ParityCase{"deepseek_dsa_cp2_ep2",
                    "deepseek/deepseek-v3.2.json",
@@ -107,6 +117,28 @@ TEST(ContextRanks, TakeSeveralSequencesAtOnce) {
   const Outcome a = run_plan(p, one, batches, options), b = run_plan(p, many, batches, options);
   expect_same_outcome(a, b, options.learning_rate);
   EXPECT_EQ(b.counted, b.predicted);
+}
+
+TEST(ContextRanks, RefuseWhatTheyCannotContinueByName) {
+  const auto refused = [](const char* file, const Workload& workload, ContextExchange exchange) -> std::string {
+    const Problem p = problem(shrunk(shipped(file), 4), workload);
+    Plan q = on_ranks(p, {.cp = 2}, 1);
+    q.context_exchange = exchange;
+    try {
+      refuse_what_cannot_run(p, q, *cpu_backend(CpuStorage::wide), {}, 2);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const char* const oss = "gpt-oss/gpt-oss-20b.json";
+  EXPECT_EQ(refused(oss, lora(16), ContextExchange::ring), "");
+  EXPECT_NE(refused(oss, full(16), ContextExchange::ring).find("trained attention sinks"), std::string::npos);
+  EXPECT_NE(refused(oss, lora(16), ContextExchange::all_to_all).find("sinks of exchanged heads"), std::string::npos);
+  EXPECT_NE(refused(oss, lora(4), ContextExchange::ring).find("a window of 3 reaches beyond the 1 tokens of a run"),
+            std::string::npos);
+  EXPECT_NE(refused("jamba/jamba-v0.1.json", lora(16), ContextExchange::ring).find("a state of this mixer"),
+            std::string::npos);
 }
 
 TEST(ContextRanks, DealEarlyAndLateRunsOut) {
