@@ -54,6 +54,34 @@ TEST(TensorRanks, TrainAdaptersOfTheVocabularyToo) {
                 [](Problem& p, Plan&) { p.workload.embedding = p.workload.head = p.workload.attention; });
 }
 
+TEST(TensorRanks, KeepPackedDocumentsApart) {
+  const Problem p = problem(shrunk(shipped(k3), 4), full(8));
+  auto batches = data(p, 1, 2);
+  batches[0][0].starts = {0, 3, 8}, batches[0][1].starts = {0, 1, 6, 8};
+  TrainOptions options;
+  options.walk.routed_bound = 8;
+  const Outcome one = alone(p, batches, options),
+                many = run_plan(p, on_ranks(p, {.tp = 2, .ep = 2}, 2, Recompute::selective), batches, options);
+  expect_same_outcome(one, many, options.learning_rate);
+  batches[0][0].starts = batches[0][1].starts = {};
+  EXPECT_GT(std::abs(alone(p, batches, options).steps[0].loss - one.steps[0].loss), 1e-4);
+}
+
+TEST(TensorRanks, DropBeyondTheCapacityOfTheirShare) {
+  const Problem p = problem(shrunk(shipped(k3), 4), lora(8));
+  Plan q = on_ranks(p, {.tp = 2, .ep = 2}, 1);
+  TrainOptions options;
+  options.walk.routed_bound = 8, options.walk.capacity_factor = 0.5;
+  const Outcome run = run_plan(p, q, data(p, 1, 1), options);
+  // 4 tokens a rank x 3 choices over 8 experts, half of it: 1 row of each expert and rank is kept.
+  const RoutingReport& layer = run.steps[0].routing.back();
+  std::int64_t choices = 0;
+  for (const std::int64_t each : layer.counts) choices += each;
+  EXPECT_EQ(choices, 8 * 3);
+  EXPECT_GE(layer.dropped, choices - 2 * 8);
+  EXPECT_EQ(run.counted, run.predicted);
+}
+
 TEST(TensorRanks, RefuseWhatTheyCannotCutByName) {
   const auto refused = [](const char* file, Workload workload, const Parallelism& parallelism) -> std::string {
     const Problem p = problem(shrunk(shipped(file), 4), workload);
