@@ -35,9 +35,9 @@ struct Sharded {
 
 }  // namespace
 
-Evaluator::Evaluator(const Problem& problem, bool full_attention_flops)
+Evaluator::Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep)
     : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
-                         Links(problem.cluster, problem.runtime), LoadFactors(problem), {}, {}, {}, {}, {}}) {
+                         Links(problem.cluster, problem.runtime), LoadFactors(problem, only_ep), {}, {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;
   bool before = false;

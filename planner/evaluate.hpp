@@ -55,7 +55,8 @@ struct PricedPair {
 /// What all candidates of a problem share. Built once, read from any thread.
 class Evaluator {
  public:
-  explicit Evaluator(const Problem& problem, bool full_attention_flops);
+  /// `only_ep`: the expert degree of all plans that will be priced, where it is one.
+  explicit Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep = {});
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;

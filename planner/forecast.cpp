@@ -53,7 +53,7 @@ void add_intervals(Forecast& out, const Evaluator& shared, Evaluator::Group& gro
 }
 
 Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops) {
-  Evaluator shared(problem, full_attention_flops);
+  Evaluator shared(problem, full_attention_flops, plan.parallelism.ep);
   shared.prepare(plan);
   Evaluator::Group group(shared, plan);
   Forecast out = group.forecast(plan);

@@ -23,7 +23,7 @@ ExpertExchange LoadFactors::of_load(const ExpertExchange& x) {
   return out;
 }
 
-LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
+LoadFactors::LoadFactors(const Problem& problem, std::optional<int> only) : problem_(problem) {
   std::int64_t experts = 0, top_k = 1;
   moe_before_.push_back(0);
   for (const LayerSpec& layer : problem.model.layers) {
@@ -42,7 +42,7 @@ LoadFactors::LoadFactors(const Problem& problem) : problem_(problem) {
   sampling_ = {.sequences = kSequences, .sequence_length = problem.workload.sequence_length, .top_k = top_k};
   if (experts == 0) return;
   for (std::int64_t ep = 2; ep <= std::min(experts, problem.cluster.devices()); ++ep)
-    if (experts % ep == 0 && problem.cluster.devices() % ep == 0) {
+    if (experts % ep == 0 && problem.cluster.devices() % ep == 0 && ep == only.value_or(static_cast<int>(ep))) {
       degrees_.push_back(ep);
       bands_.emplace_back(moe_before_.back());
     }

@@ -47,7 +47,8 @@ class LoadFactors {
   /// Draws the loads once for all expert degrees that divide the experts, when a plan with expert ranks first asks: a plan without them is
   /// priced ten times as fast, which the window's live estimate needs. The token noise is that of `kSequences` sequences a
   /// micro-batch and expert group: larger groups are a little calmer (docs/load.md: rank noise stays under 4 %).
-  explicit LoadFactors(const Problem& problem);
+  /// `only`: the one degree that will be asked for, where a plan is priced alone; drawn alone it is the same to the bit.
+  explicit LoadFactors(const Problem& problem, std::optional<int> only = {});
 
   /// Draws them for a plan with a capacity, replicas or a placement, if it has any. Not thread-safe; before the first `stage` of such a plan.
   /// Experts are placed by the expected load (a fresh placement); the step serves what a micro-batch realises.

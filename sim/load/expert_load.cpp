@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
-#include "sim/load/random.hpp"
+#include "sim/load/draws.hpp"
 
 namespace moeplan {
 namespace {
@@ -32,17 +32,21 @@ Shares drawn(const ZipfLoad& z, std::int64_t experts, Random& random) {
 
 Shares drawn(const LogNormalLoad& l, std::int64_t experts, Random& random) {
   Shares s(static_cast<std::size_t>(experts));
-  double group = 0;
-  for (std::size_t i = 0; i < s.size(); ++i) {
-    if (i % static_cast<std::size_t>(l.group_size) == 0) group = l.group_sigma > 0 ? l.group_sigma * random.normal() : 0;
-    s[i] = std::exp(group + l.expert_sigma * random.normal());
+  // The normal of a group comes before those of its experts.
+  const std::size_t size = static_cast<std::size_t>(l.group_size), grouped = l.group_sigma > 0 ? 1 : 0;
+  std::vector<double> normals(s.size() + grouped * ((s.size() + size - 1) / size));
+  draw_normals(random, normals);
+  const double* next = normals.data();
+  for (std::size_t first = 0; first < s.size(); first += size) {
+    const double group = grouped ? l.group_sigma * *next++ : 0;
+    for (std::size_t i = first; i < std::min(first + size, s.size()); ++i) s[i] = std::exp(group + l.expert_sigma * *next++);
   }
   return s;
 }
 
 Shares drawn(const DirichletLoad& d, std::int64_t experts, Random& random) {
   Shares s(static_cast<std::size_t>(experts));
-  for (double& v : s) v = random.gamma(d.alpha);
+  draw_gammas(random, std::vector<double>(s.size(), d.alpha), s);
   return s;
 }
 
@@ -93,7 +97,8 @@ std::vector<double> rank_loads(const Shares& shares, std::int64_t ep) {
   check_ep(shares.size(), ep);
   const std::size_t ranks = static_cast<std::size_t>(ep), each = shares.size() / ranks;
   std::vector<double> out(ranks, 0.0);
-  for (std::size_t e = 0; e < shares.size(); ++e) out[e / each] += shares[e] * static_cast<double>(ep);
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t e = r * each; e < (r + 1) * each; ++e) out[r] += shares[e] * static_cast<double>(ep);
   return out;
 }
 
@@ -129,8 +134,9 @@ double effective_precision(const Sampling& sampling) {
 Shares realised(const Shares& population, const Sampling& sampling, std::uint64_t seed) {
   Random random(seed);
   const double precision = effective_precision(sampling);
-  Shares out(population.size());
-  for (std::size_t e = 0; e < out.size(); ++e) out[e] = population[e] > 0 ? random.gamma(precision * population[e]) : 0;
+  Shares out(population.size()), shapes = population;
+  for (double& shape : shapes) shape *= precision;
+  draw_gammas(random, shapes, out);
   return normalised(std::move(out));
 }
 

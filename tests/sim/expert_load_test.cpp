@@ -8,7 +8,7 @@
 
 #include "core/configs.hpp"
 #include "core/error.hpp"
-#include "sim/load/random.hpp"
+#include "sim/load/draws.hpp"
 
 namespace moeplan {
 namespace {
@@ -55,6 +55,38 @@ TEST(Random, normal_and_gamma_have_their_moments) {
   EXPECT_NEAR(g / n, 3, 0.02);
   EXPECT_NEAR(g2 / n - 9, 3, 0.15);
   EXPECT_NEAR(small / n, 0.25, 0.01);
+}
+
+TEST(Random, logarithm_and_cosine_are_those_of_long_double) {
+  Random r(5);
+  const long double turn = 2 * std::acos(-1.0L);
+  for (int i = 0; i < 300000; ++i) {
+    double u = r.uniform();
+    if (i % 3 == 0) u *= 0x1p-40;              // far tails
+    if (i % 3 == 1) u = 1 - u * 0x1p-20;       // where the logarithm is near 0
+    const long double log = -2 * std::log(static_cast<long double>(u));
+    ASSERT_NEAR(static_cast<double>((minus_two_log(u) - log) / log), 0, 4e-16) << u;
+    const double v = r.uniform();
+    ASSERT_NEAR(static_cast<double>(cos_turn(v) - std::cos(turn * static_cast<long double>(v))), 0, 4e-16) << v;
+  }
+  EXPECT_EQ(cos_turn(0.5), -1);
+}
+
+TEST(Draws, many_at_a_time_are_the_numbers_drawn_one_by_one) {
+  for (std::uint64_t t = 0; t < 400; ++t) {
+    Random shape(t), a(t + 99), b(t + 99);
+    // Shapes above and below 1, near 1 (where a normal far out is refused), and 0, for which nothing is drawn.
+    std::vector<double> shapes(1 + t % 130), many(shapes.size()), one(shapes.size());
+    for (double& s : shapes) s = t % 4 == 0 ? 3 * shape.uniform() : t % 4 == 1 ? 14 * std::exp(shape.normal()) : t % 4 == 2 ? 1 + 0.1 * shape.uniform() : (shape.bits() & 1) * 2.0;
+    draw_gammas(a, shapes, many);
+    for (std::size_t i = 0; i < one.size(); ++i) one[i] = shapes[i] > 0 ? b.gamma(shapes[i]) : 0;
+    ASSERT_EQ(many, one) << t;
+    ASSERT_EQ(a.bits(), b.bits()) << t;
+    draw_normals(a, many);
+    for (double& x : one) x = b.normal();
+    ASSERT_EQ(many, one) << t;
+    ASSERT_EQ(a.bits(), b.bits()) << t;
+  }
 }
 
 TEST(RankLoads, contiguous_experts_add_up_by_hand) {
