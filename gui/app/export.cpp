@@ -10,9 +10,8 @@
 #include "core/json.hpp"
 #include "core/show.hpp"
 #include "gui/app/theme.hpp"
-#include "gui/models/plans_model.hpp"
+#include "gui/models/session.hpp"
 #include "gui/pages/forecast_panel.hpp"
-#include "gui/widgets/table_view.hpp"
 #include "planner/describe.hpp"
 
 namespace moeplan::gui {
@@ -98,6 +97,11 @@ QString reportHtml(const Session& session) {
              .arg(qs(std::string(name_of(plan.recompute))), qs(std::string(name_of(plan.frozen_storage))), verdictOf(session).text.toHtmlEscaped());
   out += QObject::tr("<p>%1 a step (%2 at the 95th percentile of the expert load), %3 tokens/s a device, MFU %4").arg(qs(duration(f.step)), qs(duration(f.step_p95))).arg(f.tokens_per_second_per_device, 0, 'f', 0).arg(qs(percent(f.mfu)));
   if (f.device_hours) out += QObject::tr("; %1 tokens take %2 GPU-hours%3").arg(qs(short_count(*problem.workload.tokens)), qs(grouped(static_cast<std::int64_t>(*f.device_hours + 0.5))), f.cost_usd ? QObject::tr(" and cost %1").arg(qs(dollars(*f.cost_usd))) : QString());
+  if (const auto& a = session.pinned()) {
+    const auto off = [](double b, double before) { return qs(percent(b / before - 1)); };
+    out += QObject::tr(".<br>Against A, %1: step %2 of %3, peak %4 of %5").arg(qs(layout_text(a->plan.parallelism)), off(f.step.value, a->forecast.step.value), qs(duration(a->forecast.step)),
+                                                                          off(f.memory_p95.peak() / have, a->forecast.memory_p95.peak() / have), qs(human(a->forecast.memory_p95.peak())));
+  }
   out += QStringLiteral(".</p><table><tr><td valign='top'><table>") + row({QObject::tr("memory at its peak"), QObject::tr("bytes"), QObject::tr("of device")}, true);
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (f.memory[category].value > 0) out += row({qs(std::string(name)).replace(QLatin1Char('_'), QLatin1Char(' ')), qs(human(f.memory[category])), qs(percent(f.memory[category] / have))});
@@ -130,24 +134,6 @@ void writeDrawing(const Drawing& drawing, const QString& file, const QSize& size
   else if (ending == QLatin1String("svg")) writeText(file, svg(drawing, size));
   else if (ending == QLatin1String("pdf")) writeText(file, pdf(drawing, size));
   else throw InputError(file.toStdString(), "the ending " + shown(ending.toStdString()) + " is not a kind of picture", "end it in .png, .svg or .pdf");
-}
-
-void writeTable(const TableView& table, const QString& file) {
-  if (!file.endsWith(QLatin1String(".json"))) return writeText(file, table.asCsv().toUtf8());
-  // One object a row, a key a column; a number with all its digits, text as shown.
-  const QAbstractItemModel* model = table.model();
-  Json rows = Json::array();
-  for (int r = 0; model && r < model->rowCount(); ++r) {
-    Json row = Json::object();
-    for (int c = 0; c < model->columnCount(); ++c) {
-      const QModelIndex i = model->index(r, c);
-      const QVariant number = i.data(kNumberRole);
-      const bool textual = i.data(Qt::TextAlignmentRole).toInt() & Qt::AlignLeft;
-      row[model->headerData(c, Qt::Horizontal).toString().toStdString()] = number.isValid() && !textual ? Json(number.toDouble()) : Json(i.data().toString().toStdString());
-    }
-    rows.push_back(std::move(row));
-  }
-  writeText(file, QByteArray::fromStdString(rows.dump(1) + "\n"));
 }
 
 void writeReport(const Session& session, const QString& file) {

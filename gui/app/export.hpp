@@ -1,5 +1,5 @@
 #pragma once
-/// Writing what is on the screen: a chart as PNG, SVG or PDF, a table as CSV, a plan as a one-page PDF report. Files appear whole: they
+/// Writing what is on the screen: a chart as PNG, SVG or PDF, a plan as a one-page PDF report, text. Files appear whole: they
 /// are written beside their place and renamed. Throws InputError where that cannot be.
 
 #include <QSize>
@@ -11,7 +11,6 @@ namespace moeplan::gui {
 
 /// The ending chooses the kind. `size` in logical pixels; `scale` multiplies the pixels of a PNG.
 void writeDrawing(const Drawing& drawing, const QString& file, const QSize& size, double scale = 1);
-void writeTable(const TableView& table, const QString& file);
 /// One page of A4: problem, verdict, memory and time of the selected plan, the first plans, what the numbers rest on.
 void writeReport(const Session& session, const QString& file);
 void writeText(const QString& file, const QByteArray& text);

@@ -18,6 +18,7 @@
 #include "gui/models/session.hpp"
 #include "gui/pages/forecast_panel.hpp"
 #include "gui/pages/pages.hpp"
+#include "gui/widgets/elided_label.hpp"
 #include "planner/describe.hpp"
 
 namespace moeplan::gui {
@@ -58,7 +59,7 @@ Window::Window(WindowOptions options) : options_(std::move(options)), session_(n
   row->addWidget(list_);
   row->addWidget(stack_, 1);
   setCentralWidget(centre);
-  status_ = new QLabel;
+  status_ = new ElidedLabel;
   status_->setAccessibleName(tr("Status"));
   freshness_ = new QLabel;
   freshness_->setAccessibleName(tr("Search"));

@@ -44,6 +44,8 @@ class Window : public QMainWindow {
   [[nodiscard]] std::vector<Command> commands() const;
   [[nodiscard]] QString message() const;
   void showMessage(const QString& line, bool bad = true);
+  /// CSV, or JSON by its ending; written between turns of the event loop, the message line says how far it is.
+  void writeTable(const TableView& table, const QString& file);
 
  protected:
   void dragEnterEvent(QDragEnterEvent* event) override;
@@ -58,6 +60,8 @@ class Window : public QMainWindow {
   void guarded(const std::function<void()>& action);
   void exportDrawing();
   void exportTable();
+  void exportTable(const TableView& table, const QString& title);
+  void showNumbers();
   void exportReport();
   void save(const QString& file);
   void autosave();

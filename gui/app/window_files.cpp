@@ -8,17 +8,33 @@
 #include <QInputDialog>
 #include <QMenu>
 #include <QMenuBar>
+#include <QPushButton>
 #include <QSettings>
+#include <QVBoxLayout>
 
 #include "gui/app/export.hpp"
 #include "gui/app/window.hpp"
 #include "gui/models/project.hpp"
+#include "gui/widgets/chart_numbers.hpp"
+#include "gui/widgets/table_text.hpp"
 #include "planner/describe.hpp"
 
 namespace moeplan::gui {
 namespace {
 
 QString named(const QString& name, const char* ending) { return QString(name).replace(QLatin1Char(' '), QLatin1Char('-')) + QLatin1String(ending); }
+
+/// One of a page's charts or tables: asked for where there are several, nothing if the question is cancelled.
+template <class Named>
+std::optional<Named> chosen(QWidget* parent, const QString& title, const QString& what, const std::vector<Named>& all) {
+  if (all.empty()) throw InputError(title.toStdString(), "this page has none", "choose another page");
+  if (all.size() == 1) return all.front();
+  QStringList names;
+  for (const Named& each : all) names << each.name;
+  bool ok = false;
+  const QString name = QInputDialog::getItem(parent, title, what, names, 0, false, &ok);
+  return ok ? std::optional(all[static_cast<std::size_t>(names.indexOf(name))]) : std::nullopt;
+}
 
 }  // namespace
 
@@ -90,6 +106,8 @@ void Window::makeActions() {
   QMenu* view = menu(tr("&View"));
   for (std::size_t i = 0; i < pages_.size(); ++i) add(view, pages_[i]->title(), QKeySequence(QStringLiteral("Ctrl+%1").arg(i + 1)), [this, i] { showPage(static_cast<int>(i)); });
   view->addSeparator();
+  add(view, tr("The &numbers of a chart …"), QKeySequence(tr("Ctrl+T")), [this] { showNumbers(); });
+  view->addSeparator();
   add(view, tr("&Larger"), QKeySequence::ZoomIn, [this] { setScale(scale_ + 0.25); });
   add(view, tr("&Smaller"), QKeySequence::ZoomOut, [this] { setScale(scale_ - 0.25); });
   add(view, tr("Scale 100 %"), QKeySequence(tr("Ctrl+0")), [this] { setScale(1); });
@@ -111,35 +129,54 @@ void Window::makeActions() {
 }
 
 void Window::exportDrawing() {
-  auto all = pages_[static_cast<std::size_t>(currentPage())]->drawings();
-  if (all.empty()) throw InputError("export", "this page has no chart", "choose another page");
-  std::size_t which = 0;
-  if (all.size() > 1) {
-    QStringList names;
-    for (const Drawing& d : all) names << d.name;
-    bool ok = false;
-    const QString name = QInputDialog::getItem(this, tr("Export chart"), tr("Chart"), names, 0, false, &ok);
-    if (!ok) return;
-    which = static_cast<std::size_t>(names.indexOf(name));
-  }
-  const QString name = QFileDialog::getSaveFileName(this, tr("Export chart"), named(all[which].name, ".png"), tr("PNG (*.png);;PNG, twice the pixels (*.png);;PNG, four times the pixels (*.png);;SVG (*.svg);;PDF (*.pdf)"), &exportKind_);
-  if (!name.isEmpty()) writeDrawing(all[which], name, all[which].widget->size(), exportKind_.contains(QStringLiteral("four")) ? 4 : exportKind_.contains(QStringLiteral("twice")) ? 2 : 1);
+  const auto all = pages_[static_cast<std::size_t>(currentPage())]->drawings();
+  const auto which = chosen(this, tr("Export chart"), tr("Chart"), all);
+  if (!which) return;
+  const QString name = QFileDialog::getSaveFileName(this, tr("Export chart"), named(which->name, ".png"), tr("PNG (*.png);;PNG, twice the pixels (*.png);;PNG, four times the pixels (*.png);;SVG (*.svg);;PDF (*.pdf)"), &exportKind_);
+  if (!name.isEmpty()) writeDrawing(*which, name, which->widget->size(), exportKind_.contains(QStringLiteral("four")) ? 4 : exportKind_.contains(QStringLiteral("twice")) ? 2 : 1);
 }
 
 void Window::exportTable() {
-  auto all = pages_[static_cast<std::size_t>(currentPage())]->tables();
-  if (all.empty()) throw InputError("export", "this page has no table", "choose another page");
-  std::size_t which = 0;
-  if (all.size() > 1) {
-    QStringList names;
-    for (const NamedTable& t : all) names << t.name;
-    bool ok = false;
-    const QString name = QInputDialog::getItem(this, tr("Export table"), tr("Table"), names, 0, false, &ok);
-    if (!ok) return;
-    which = static_cast<std::size_t>(names.indexOf(name));
-  }
-  const QString name = QFileDialog::getSaveFileName(this, tr("Export table"), named(all[which].name, ".csv"), tr("CSV (*.csv);;JSON (*.json)"));
-  if (!name.isEmpty()) writeTable(*all[which].table, name);
+  const auto all = pages_[static_cast<std::size_t>(currentPage())]->tables();
+  if (const auto which = chosen(this, tr("Export table"), tr("Table"), all)) exportTable(*which->table, which->name);
+}
+
+void Window::exportTable(const TableView& table, const QString& title) {
+  const QString name = QFileDialog::getSaveFileName(this, tr("Export table"), named(title, ".csv"), tr("CSV (*.csv);;JSON (*.json)"));
+  if (!name.isEmpty()) writeTable(table, name);
+}
+
+void Window::writeTable(const TableView& table, const QString& file) {
+  auto* text = new TableTextJob(table, file.endsWith(QLatin1String(".json")) ? TableFormat::json : TableFormat::csv, this);
+  connect(text, &TableTextJob::progress, this, [this, file](int percent) { showMessage(tr("writing %1: %2 %").arg(file).arg(percent), false); });
+  connect(text, &TableTextJob::failed, this, [this](const QString& line) { showMessage(line); });
+  connect(text, &TableTextJob::done, this, [this, file](const QByteArray& rows) {
+    guarded([&] {
+      writeText(file, rows);
+      showMessage(tr("wrote %1").arg(file), false);
+    });
+  });
+}
+
+/// A chart's numbers as a table in a window of its own: what a screen reader reads, and what can be copied and exported.
+void Window::showNumbers() {
+  std::vector<Drawing> charts = pages_[static_cast<std::size_t>(currentPage())]->drawings();
+  std::erase_if(charts, [](const Drawing& d) { return !qobject_cast<Chart*>(d.widget); });
+  const auto which = chosen(this, tr("Numbers of a chart"), tr("Chart"), charts);
+  if (!which) return;
+  auto* dialog = new QDialog(this);
+  dialog->setAttribute(Qt::WA_DeleteOnClose);
+  dialog->setWindowTitle(tr("Numbers: %1").arg(which->name));
+  auto* column = new QVBoxLayout(dialog);
+  auto* table = new TableView(dialog->windowTitle(), dialog);
+  table->setModel(new ChartNumbers(*qobject_cast<Chart*>(which->widget), table));
+  table->fitColumns();
+  column->addWidget(table);
+  auto* write = new QPushButton(tr("Export …"));
+  connect(write, &QPushButton::clicked, this, [this, table, name = which->name] { guarded([&] { exportTable(*table, name); }); });
+  column->addWidget(write, 0, Qt::AlignRight);
+  dialog->resize(fontMetrics().averageCharWidth() * 70, fontMetrics().height() * 30);
+  dialog->open();
 }
 
 void Window::exportReport() {

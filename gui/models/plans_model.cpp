@@ -56,6 +56,7 @@ void PlansModel::setResult(std::shared_ptr<const SearchResult> result) {
   beginResetModel();
   result_ = std::move(result);
   numbers_.assign(planColumns().size(), {});
+  first_.clear();
   front_.assign(result_ ? result_->answer.plans.size() : 0, false);
   if (result_)
     for (const std::size_t f : result_->answer.pareto) front_[f] = true;
@@ -84,6 +85,7 @@ QString PlansModel::setFilter(const QString& filter) {
     if (!parsed(word) && bad.isEmpty()) bad = word;
   if (!bad.isEmpty()) return bad;
   beginResetModel();
+  first_.clear();
   filter_ = filter;
   arrange();
   endResetModel();
@@ -123,13 +125,32 @@ void PlansModel::arrange() {
 
 void PlansModel::sort(int column, Qt::SortOrder order) {
   if (column < 0 || column >= columnCount()) return;
+  rearrange([&] {
+    first_.clear();
+    sortColumn_ = column;
+    sortOrder_ = order;
+    arrange();
+  });
+}
+
+void PlansModel::setFirst(const std::vector<int>& plans) {
+  if (plans.empty() && first_.empty()) return;
+  rearrange([&] {
+    if (!first_.empty()) first_.clear(), arrange();
+    if (plans.empty()) return;
+    first_.assign(row_of_.size(), false);
+    for (const int plan : plans) first_[static_cast<std::size_t>(plan)] = true;
+    std::stable_partition(order_.begin(), order_.end(), [&](int plan) { return first_[static_cast<std::size_t>(plan)]; });
+    for (std::size_t r = 0; r < order_.size(); ++r) row_of_[static_cast<std::size_t>(order_[r])] = static_cast<int>(r);
+  });
+}
+
+void PlansModel::rearrange(const std::function<void()>& change) {
   Q_EMIT layoutAboutToBeChanged({}, QAbstractItemModel::VerticalSortHint);
   const QModelIndexList before = persistentIndexList();
   std::vector<int> plans;
   for (const QModelIndex& i : before) plans.push_back(planAt(i.row()));
-  sortColumn_ = column;
-  sortOrder_ = order;
-  arrange();
+  change();
   QModelIndexList after;
   for (qsizetype i = 0; i < before.size(); ++i) after << index(rowOf(plans[static_cast<std::size_t>(i)]), before[i].column());
   changePersistentIndexList(before, after);

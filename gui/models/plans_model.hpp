@@ -36,6 +36,8 @@ class PlansModel : public QAbstractTableModel {
   /// Words that must all match: "ep64" (in layout, recompute or storage), "peak<120" (GB), "step<=40", "front". Empty: all plans.
   /// Returns the first word that means nothing.
   QString setFilter(const QString& filter);
+  /// These plans first, otherwise in the order of the sort; until the next sort, filter or result. Empty: lets them go back.
+  void setFirst(const std::vector<int>& plans);
   [[nodiscard]] int planAt(int row) const { return order_[static_cast<std::size_t>(row)]; }
   [[nodiscard]] int rowOf(int plan) const;
   [[nodiscard]] const std::vector<int>& order() const { return order_; }
@@ -52,10 +54,12 @@ class PlansModel : public QAbstractTableModel {
 
  private:
   void arrange();
+  /// `change` between the signals that views and selections follow.
+  void rearrange(const std::function<void()>& change);
   std::shared_ptr<const SearchResult> result_;
   std::optional<RankedPlan> pinned_;
   mutable std::vector<std::vector<double>> numbers_;   ///< column x plan, empty until asked for; not a number where there is none
-  std::vector<bool> front_;
+  std::vector<bool> front_, first_;                    ///< by plan; `first_` is empty while none is
   std::vector<int> order_, row_of_;
   QString filter_;
   int sortColumn_ = 0;

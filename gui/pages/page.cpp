@@ -1,5 +1,7 @@
 #include "gui/pages/page.hpp"
 
+#include "gui/models/session.hpp"
+
 namespace moeplan::gui {
 
 Page::Page(Session* session, const QString& title, const QString& purpose, QWidget* parent) : QWidget(parent), session_(session), title_(title), purpose_(purpose) {
@@ -11,7 +13,13 @@ QAction* Page::addPageAction(const QString& text, const QKeySequence& keys, std:
   auto* action = new QAction(text, this);
   action->setShortcut(keys);
   action->setShortcutContext(Qt::WidgetWithChildrenShortcut);
-  connect(action, &QAction::triggered, this, std::move(run));
+  connect(action, &QAction::triggered, this, [this, run = std::move(run)] {
+    try {
+      run();
+    } catch (const InputError& e) {
+      Q_EMIT session_->message(QString::fromUtf8(e.what()));
+    }
+  });
   addAction(action);
   return action;
 }

@@ -97,7 +97,9 @@ PlansPage::PlansPage(Session* session, QWidget* parent)
   });
   connect(chart_, &Chart::brushed, this, [this](const QRectF& area) { brush(chart_->plansIn(area)); });
   connect(table_->selectionModel(), &QItemSelectionModel::selectionChanged, this, [this] {
-    const auto rows = table_->selectionModel()->selectedRows().size();
+    // Counted by ranges of whole rows: a list of 100,000 rows takes a frame to make.
+    qsizetype rows = 0;
+    for (const QItemSelectionRange& range : table_->selectionModel()->selection()) rows += range.height();
     const qsizetype all = model_->rowCount();
     count_->setText(rows > 1 ? tr("%L1 of %L2 plans selected").arg(rows).arg(all) : tr("%L1 plans").arg(all));
   });
@@ -187,19 +189,27 @@ void PlansPage::applyFilter() {
 }
 
 void PlansPage::brush(const std::vector<int>& plans) {
-  QItemSelection selection;
+  // Qt compares every range of the old selection with every range of the new one: with thousands of them it would be at it for seconds.
+  constexpr std::size_t kRanges = 200;
+  following_ = true;
+  table_->clearSelection();
+  model_->setFirst({});
   std::vector<int> rows;
   for (const int plan : plans) rows.push_back(model_->rowOf(plan));
   std::sort(rows.begin(), rows.end());
-  for (std::size_t i = 0; i < rows.size();) {
-    std::size_t j = i;
-    while (j + 1 < rows.size() && rows[j + 1] == rows[j] + 1) ++j;
-    selection.select(model_->index(rows[i], 0), model_->index(rows[j], model_->columnCount() - 1));
-    i = j + 1;
+  std::vector<std::pair<int, int>> ranges;
+  for (const int row : rows) {
+    if (ranges.empty() || ranges.back().second + 1 != row) ranges.emplace_back(row, row);
+    ranges.back().second = row;
   }
-  following_ = true;
+  if (ranges.size() > kRanges) {
+    model_->setFirst(plans);   // together at the top, still in the table's order
+    ranges = {{0, static_cast<int>(plans.size()) - 1}};
+  }
+  QItemSelection selection;
+  for (const auto& [first, last] : ranges) selection.append(QItemSelectionRange(model_->index(first, 0), model_->index(last, model_->columnCount() - 1)));
   table_->selectionModel()->select(selection, QItemSelectionModel::ClearAndSelect);
-  if (!rows.empty()) table_->scrollTo(model_->index(rows.front(), 0));
+  if (!ranges.empty()) table_->scrollTo(model_->index(ranges.front().first, 0));
   following_ = false;
 }
 

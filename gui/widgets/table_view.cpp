@@ -7,21 +7,9 @@
 #include <QMenu>
 #include <algorithm>
 
-#include "core/json.hpp"
-#include "gui/models/plans_model.hpp"
+#include "gui/widgets/table_text.hpp"
 
 namespace moeplan::gui {
-
-QString csvCell(const QString& text) {
-  QString out = text;
-  if (!out.isEmpty() && QStringLiteral("=+-@\t\r").contains(out[0])) {
-    bool number = false;
-    out.toDouble(&number);
-    if (!number) out.prepend(QLatin1Char('\''));
-  }
-  if (!out.contains(QLatin1Char(',')) && !out.contains(QLatin1Char('"')) && !out.contains(QLatin1Char('\n')) && !out.contains(QLatin1Char('\r'))) return out;
-  return QLatin1Char('"') + out.replace(QLatin1Char('"'), QStringLiteral("\"\"")) + QLatin1Char('"');
-}
 
 TableView::TableView(const QString& accessibleName, QWidget* parent) : QTableView(parent) {
   setAccessibleName(accessibleName);
@@ -59,46 +47,12 @@ void TableView::fitColumns() {
   horizontalHeader()->setStretchLastSection(last >= 0 && !(model()->headerData(last, Qt::Horizontal, Qt::TextAlignmentRole).toInt() & Qt::AlignRight));
 }
 
-QString TableView::selectionAsTsv() const {
-  if (!model() || !selectionModel()) return {};
-  QStringList lines, header;
-  std::vector<int> columns;
-  for (int c = 0; c < model()->columnCount(); ++c)
-    if (!isColumnHidden(c)) columns.push_back(c), header << model()->headerData(c, Qt::Horizontal).toString();
-  lines << header.join(QLatin1Char('\t'));
-  QModelIndexList rows = selectionModel()->selectedRows();
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.row() < b.row(); });
-  for (const QModelIndex& row : rows) {
-    QStringList cells;
-    for (const int c : columns) cells << row.siblingAtColumn(c).data().toString().replace(QLatin1Char('\t'), QLatin1Char(' '));
-    lines << cells.join(QLatin1Char('\t'));
-  }
-  return lines.join(QLatin1Char('\n')) + QLatin1Char('\n');
-}
-
-QString TableView::asCsv() const {
-  if (!model()) return {};
-  QString out;
-  const int columns = model()->columnCount();
-  for (int c = 0; c < columns; ++c) out += (c ? QStringLiteral(",") : QString()) + csvCell(model()->headerData(c, Qt::Horizontal).toString());
-  out += QLatin1Char('\n');
-  for (int r = 0; r < model()->rowCount(); ++r) {
-    for (int c = 0; c < columns; ++c) {
-      const QModelIndex i = model()->index(r, c);
-      const QVariant number = i.data(kNumberRole);
-      const bool textual = i.data(Qt::TextAlignmentRole).toInt() & Qt::AlignLeft;
-      out += (c ? QStringLiteral(",") : QString()) + (number.isValid() && !textual ? QString::fromStdString(Json(number.toDouble()).dump()) : csvCell(i.data().toString()));
-    }
-    out += QLatin1Char('\n');
-  }
-  return out;
-}
-
 void TableView::setColumnShown(int column, bool shown) { setColumnHidden(column, !shown); }
 
 void TableView::keyPressEvent(QKeyEvent* event) {
-  if (event->matches(QKeySequence::Copy)) {
-    QApplication::clipboard()->setText(selectionAsTsv());
+  if (event->matches(QKeySequence::Copy) && model()) {
+    auto* text = new TableTextJob(*this, TableFormat::tsv, this);
+    connect(text, &TableTextJob::done, this, [](const QByteArray& rows) { QApplication::clipboard()->setText(QString::fromUtf8(rows)); });
     return;
   }
   if (event->key() == Qt::Key_Menu || (event->key() == Qt::Key_F10 && event->modifiers() == Qt::ShiftModifier)) return chooseColumns({0, horizontalHeader()->height()});

@@ -1,4 +1,4 @@
-/// Sizes and speeds: 10 million events, a watchdog on the GUI thread, thousands of random events.
+/// Sizes and speeds: 10 million events, 100,000 plans, a watchdog on the GUI thread.
 
 #include <QElapsedTimer>
 #include <QImage>
@@ -120,8 +120,41 @@ TEST_F(Gui, TheGuiThreadIsNeverBlocked) {
 #endif
 }
 
-/// Under 100 ms as built by default (docs/gui.md, "Measured"); the limit leaves room for an unoptimised build.
-TEST_F(Gui, AHundredThousandPlansInTheWindowBlockItForAQuarterSecondAtMost) {
+/// CPU time of all threads: at most twice the time it takes on the two cores that it uses, and what an estimate does to a core that is alone.
+TEST(GuiLoad, ALiveEstimateTakesFiftyMilliseconds) {
+  const auto processSeconds = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  Session session(MOEPLAN_CONFIGS);
+  session.restore(Draft{}, workedExample(), std::nullopt);
+  ASSERT_TRUE(eventually([&] { return session.estimate() && session.estimate()->ranked && !session.estimateStale(); }));
+  const auto step = [&](const char* what, auto&& change) {
+    session.cancelSearch();
+    ASSERT_TRUE(eventually([&] { return session.play() && session.play()->problem == session.estimate()->problem; })) << "nothing else is under way";
+    Draft next = session.draft();
+    change(next);
+    bool there = false;
+    double seconds = 0;
+    const double start = processSeconds();
+    const auto heard = QObject::connect(&session, &Session::estimateChanged, &session, [&] { if (!std::exchange(there, true)) seconds = processSeconds() - start; });
+    session.edit(next, QStringLiteral("what if"));
+    session.cancelSearch();
+    ASSERT_TRUE(eventually([&] { return there; }));
+    QObject::disconnect(heard);
+    ASSERT_TRUE(session.estimate()->ranked) << what;
+    std::printf("%-24s %5.1f ms of CPU, %5.1f ms on this machine now\n", what, 1e3 * seconds, session.estimate()->milliseconds);
+    RecordProperty(what, std::to_string(1e3 * seconds));
+#if !defined(__SANITIZE_ADDRESS__)
+    EXPECT_LT(seconds, 0.1) << what;
+#endif
+  };
+  step("imbalance", [](Draft& d) { d.what_if.imbalance = 1.1; });
+  step("sequence length", [](Draft& d) { d.sequence_length = 8192; });
+}
+
+TEST_F(Gui, AHundredThousandPlansInTheWindowNeverBlockIt) {
   searched();
   // The plans of a search over and over, each a little slower and larger than the one before it.
   auto many = std::make_shared<SearchResult>(*session().result());
@@ -145,7 +178,7 @@ TEST_F(Gui, AHundredThousandPlansInTheWindowBlockItForAQuarterSecondAtMost) {
     QTest::qWait(150);
     std::printf("%-40s %5.1f ms\n", what, 1e3 * watchdog.longest());
 #if !defined(__SANITIZE_ADDRESS__)
-    EXPECT_LT(watchdog.longest(), 0.25) << what;
+    EXPECT_LT(watchdog.longest(), 0.1) << what;
 #endif
   };
   step("shown", [&] { session().show(many); });
@@ -157,50 +190,37 @@ TEST_F(Gui, AHundredThousandPlansInTheWindowBlockItForAQuarterSecondAtMost) {
   step("filter cleared", [&] { page->filter()->clear(); });
   step("pinned as A", [&] { session().togglePin(); });
   step("zoomed", [&] { QTest::keyClick(page->chart(), Qt::Key_W); });
-  step("all brushed", [&] { Q_EMIT page->chart()->brushed(QRectF(-1, -1, 1e6, 1e6)); });
+  const auto brush = [&](const QRectF& area) { Q_EMIT page->chart()->brushed(area); };
+  step("all brushed", [&] { brush(QRectF(-1, -1, 1e6, 1e6)); });
   EXPECT_EQ(page->table()->selectionModel()->selectedRows().size(), 100000);
-}
-
-TEST_F(Gui, RandomEventsDoNotBringItDown) {
-  searched();
-  const int events = qEnvironmentVariableIntValue("MOEPLAN_MONKEY") > 0 ? qEnvironmentVariableIntValue("MOEPLAN_MONKEY") : 600;
-  std::mt19937 random(11);
-  const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  const QList<int> keys{Qt::Key_W, Qt::Key_S, Qt::Key_A, Qt::Key_D, Qt::Key_F, Qt::Key_0, Qt::Key_Period, Qt::Key_Comma, Qt::Key_Tab, Qt::Key_Up, Qt::Key_Down, Qt::Key_Left, Qt::Key_Right, Qt::Key_Space, Qt::Key_Escape, Qt::Key_H, Qt::Key_P, Qt::Key_L, Qt::Key_BracketLeft, Qt::Key_BracketRight, Qt::Key_1, Qt::Key_9, Qt::Key_Backspace, Qt::Key_Home, Qt::Key_PageDown};
-  for (int i = 0; i < events; ++i) {
-    if (pick(25) == 0) window->showPage(pick(6));
-    if (pick(60) == 0) session().undoStack()->undo();
-    if (pick(90) == 0) session().togglePin();
-    if (session().result() && pick(30) == 0 && !session().result()->answer.plans.empty()) session().select(pick(static_cast<int>(session().result()->answer.plans.size())));
-    if (pick(400) == 0) window->setScale(1 + pick(3)), window->setLook(static_cast<Look>(pick(4)));
-    if (pick(200) == 0) window->resize(500 + pick(1500), 300 + pick(1000));
-    Page* page = window->pages()[static_cast<std::size_t>(window->currentPage())];
-    const QList<QWidget*> widgets = page->findChildren<QWidget*>();
-    QWidget* w = widgets.isEmpty() ? page : widgets[pick(static_cast<int>(widgets.size()))];
-    // Whatever opens a window of the system's own is left alone: nobody would close it.
-    if (!w->isVisible() || w->width() < 2 || w->height() < 2) continue;
-    const QPoint at(pick(w->width()), pick(w->height()));
-    const auto modifiers = pick(4) == 0 ? Qt::ShiftModifier : pick(6) == 0 ? Qt::ControlModifier : Qt::NoModifier;
-    switch (pick(5)) {
-      case 0: QTest::mouseClick(w, Qt::LeftButton, modifiers, at); break;
-      case 1: QTest::keyClick(w, static_cast<Qt::Key>(keys[pick(static_cast<int>(keys.size()))]), modifiers == Qt::ControlModifier ? Qt::NoModifier : modifiers); break;
-      case 2: {
-        QWheelEvent wheel(at, w->mapToGlobal(at), {}, QPoint(0, pick(2) ? 120 : -120), Qt::NoButton, modifiers, Qt::NoScrollPhase, false);
-        QApplication::sendEvent(w, &wheel);
-        break;
-      }
-      case 3:
-        QTest::mousePress(w, Qt::LeftButton, modifiers, at);
-        QTest::mouseMove(w, QPoint(pick(w->width()), pick(w->height())));
-        QTest::mouseRelease(w, Qt::LeftButton, modifiers, QPoint(pick(w->width()), pick(w->height())));
-        break;
-      default: QTest::mouseDClick(w, Qt::LeftButton, Qt::NoModifier, at); break;
-    }
-    if (QWidget* popup = QApplication::activePopupWidget()) popup->close();
-    if (QWidget* modal = QApplication::activeModalWidget()) modal->close();
-    if (i % 20 == 0) QApplication::processEvents();
+  // A band of the peak memory takes plans all over a table sorted by rank: tens of thousands of ranges of rows.
+  std::vector<double> peaks = page->model()->column(planColumn(QStringLiteral("Peak")));
+  std::sort(peaks.begin(), peaks.end());
+  page->table()->sortByColumn(0, Qt::AscendingOrder);
+  step("every other plan brushed", [&] { brush(QRectF(-1, peaks[25000] / 1e9, 1e6, (peaks[75000] - peaks[25000]) / 1e9)); });
+  const auto rows = page->table()->selectionModel()->selectedRows();
+  EXPECT_NEAR(static_cast<double>(rows.size()), 50000, 2000);
+  for (qsizetype r = 0; r < rows.size(); r += 997) {
+    const double peak = page->model()->column(planColumn(QStringLiteral("Peak")))[static_cast<std::size_t>(page->model()->planAt(rows[r].row()))];
+    EXPECT_GE(peak, peaks[25000]);
+    EXPECT_LE(peak, peaks[75000]);
   }
-  SUCCEED();
+  EXPECT_TRUE(page->table()->selectionModel()->isRowSelected(0)) << "brought together at the top";
+  step("another brush", [&] { brush(QRectF(-1, peaks[10000] / 1e9, 1e6, (peaks[30000] - peaks[10000]) / 1e9)); });
+  Watchdog writing;
+  writing.reset();
+  const QString csv = folder.filePath(QStringLiteral("plans.csv"));
+  window->writeTable(*page->table(), csv);
+  ASSERT_TRUE(eventually([&] { return window->message() == QStringLiteral("wrote ") + csv; }));
+  std::printf("%-40s %5.1f ms\n", "written as CSV", 1e3 * writing.longest());
+#if !defined(__SANITIZE_ADDRESS__)
+  EXPECT_LT(writing.longest(), 0.1);
+#endif
+  std::ifstream in(csv.toStdString());
+  EXPECT_EQ(std::count(std::istreambuf_iterator<char>(in), {}, '\n'), 100001);
+  step("sorted again", [&] { page->table()->sortByColumn(planColumn(QStringLiteral("Step")), Qt::DescendingOrder); });
+  const std::vector<double>& steps = page->model()->column(planColumn(QStringLiteral("Step")));
+  EXPECT_EQ(page->model()->planAt(0), std::max_element(steps.begin(), steps.end()) - steps.begin()) << "the sort lets the brushed plans go back";
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "gui/models/run_model.hpp"
 #include "gui/models/trace_store.hpp"
 #include "gui/models/why_not.hpp"
-#include "gui/widgets/table_view.hpp"
+#include "gui/widgets/table_text.hpp"
 #include "gui/widgets/treemap.hpp"
 #include "sim/load/expert_load.hpp"
 #include "tests/gui/gui_test.hpp"

@@ -1,8 +1,10 @@
 /// The window: what a user does, without a display.
 
+#include <QAbstractItemModelTester>
 #include <QClipboard>
 #include <QComboBox>
 #include <QDialog>
+#include <QFile>
 #include <QLabel>
 #include <QLineEdit>
 #include <QListWidget>
@@ -19,7 +21,8 @@
 #include "gui/pages/problem_page.hpp"
 #include "gui/pages/timeline_page.hpp"
 #include "gui/widgets/pareto_chart.hpp"
-#include "gui/widgets/table_view.hpp"
+#include "gui/widgets/chart_numbers.hpp"
+#include "gui/widgets/table_text.hpp"
 #include "gui/widgets/timeline_view.hpp"
 #include "planner/describe.hpp"
 #include "tests/gui/gui_test.hpp"
@@ -104,7 +107,7 @@ TEST_F(Gui, NumbersEqualTheCommandLineToTheDigit) {
     }
   }
   // What is exported are those digits.
-  const QString csv = page->table()->asCsv();
+  const QString csv = QString::fromUtf8(TableText(*page->table(), TableFormat::csv).whole());
   const QString step = QString::fromStdString(json.at("plans")[0].at("step_seconds").dump());
   EXPECT_TRUE(csv.section(QLatin1Char('\n'), 1, 1).contains(step)) << csv.section(QLatin1Char('\n'), 0, 1).toStdString();
 }
@@ -201,6 +204,10 @@ TEST_F(Gui, PinningShowsDeltasEverywhere) {
   auto* page = static_cast<PlansPage*>(window->pages()[1]);
   EXPECT_TRUE(page->model()->index(page->model()->rowOf(session().selected()), planColumn(QStringLiteral("Step"))).data().toString().contains(QStringLiteral("%)")));
   EXPECT_TRUE(page->why().contains(QStringLiteral("than A")));
+  auto* timeline = static_cast<TimelinePage*>(window->pages()[3]);
+  ASSERT_TRUE(eventually([&] { return session().play() && timeline->scene().play == session().play() && !timeline->busy(); }));
+  const auto labels = timeline->findChildren<QLabel*>();
+  EXPECT_TRUE(std::any_of(labels.begin(), labels.end(), [](const QLabel* l) { return l->text().startsWith(QStringLiteral("The step of A takes")); }));
   session().togglePin();
   EXPECT_FALSE(session().pinned().has_value());
 }
@@ -323,11 +330,23 @@ TEST_F(Gui, ChartsTablesAndTheReportAreWritten) {
         EXPECT_TRUE(head.starts_with(ending[0] == 's' ? "<?xml" : ending[1] == 'd' ? "%PDF" : "\x89PNG")) << path.toStdString();
       }
     }
-    for (const NamedTable& t : page->tables()) writeTable(*t.table, folder.filePath(QStringLiteral("t%1.csv").arg(++written)));
+    for (const NamedTable& t : page->tables()) {
+      const QString path = folder.filePath(QStringLiteral("t%1.csv").arg(++written));
+      window->writeTable(*t.table, path);
+      EXPECT_TRUE(eventually([&] { return window->message() == QStringLiteral("wrote %1").arg(path); }));
+    }
+    // Every chart has its numbers as a table beside it.
+    for (const Drawing& d : page->drawings())
+      if (const auto* chart = qobject_cast<const Chart*>(d.widget)) {
+        ChartNumbers numbers(*chart);
+        EXPECT_TRUE(numbers.rowCount() > 0 || page->title() == QStringLiteral("Run")) << d.name.toStdString();
+        const QAbstractItemModelTester tester(&numbers, QAbstractItemModelTester::FailureReportingMode::Fatal);
+      }
   }
   EXPECT_GT(written, 30);
   const QString asJson = folder.filePath(QStringLiteral("plans.json"));
-  writeTable(*static_cast<PlansPage*>(window->pages()[1])->table(), asJson);
+  window->writeTable(*static_cast<PlansPage*>(window->pages()[1])->table(), asJson);
+  ASSERT_TRUE(eventually([&] { return QFile::exists(asJson); }));
   const Json plans = load_json(asJson.toStdString(), {.max_values = 10'000'000});
   ASSERT_EQ(plans.size(), session().result()->answer.plans.size());
   EXPECT_EQ(plans[0].at("Step").get<double>(), session().result()->answer.plans[0].forecast.step.value);
