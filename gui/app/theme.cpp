@@ -2,6 +2,7 @@
 
 #include <QApplication>
 #include <QFont>
+#include <QProxyStyle>
 #include <QStyleFactory>
 #include <QToolTip>
 #include <algorithm>
@@ -10,6 +11,25 @@
 
 namespace moeplan::gui {
 namespace {
+
+/// Fusion with bars, boxes and margins that grow with the font: at 300 % a scroll bar is still one to grab, and columns of a table part.
+class Grown : public QProxyStyle {
+ public:
+  explicit Grown(double scale) : QProxyStyle(QStyleFactory::create(QStringLiteral("Fusion"))), scale_(scale) {}
+  int pixelMetric(PixelMetric metric, const QStyleOption* option, const QWidget* widget) const override {
+    const int normal = QProxyStyle::pixelMetric(metric, option, widget);
+    switch (metric) {
+      case PM_FocusFrameHMargin: return static_cast<int>(std::lround(scale_ * (normal + 1)));   // beside the text of a cell
+      case PM_ScrollBarExtent: case PM_ScrollBarSliderMin: case PM_SliderThickness: case PM_SliderControlThickness: case PM_SliderLength: case PM_IndicatorWidth: case PM_IndicatorHeight:
+      case PM_ExclusiveIndicatorWidth: case PM_ExclusiveIndicatorHeight: case PM_ButtonMargin: case PM_SmallIconSize: case PM_SplitterWidth: case PM_HeaderMargin: case PM_HeaderMarkSize:
+        return static_cast<int>(std::lround(scale_ * normal));
+      default: return normal;
+    }
+  }
+
+ private:
+  double scale_;
+};
 
 double luminance(const QColor& c) {
   const auto linear = [](double v) { return v <= 0.03928 ? v / 12.92 : std::pow((v + 0.055) / 1.055, 2.4); };
@@ -56,15 +76,17 @@ void applyLook(Look look, double scale) {
   if (!app->property("moeplan_base_point_size").isValid()) {
     app->setProperty("moeplan_base_point_size", std::max(9.0, QApplication::font().pointSizeF()));
     app->setProperty("moeplan_system_palette", QVariant::fromValue(QApplication::palette()));
-    QApplication::setStyle(QStyleFactory::create(QStringLiteral("Fusion")));
   }
+  scale = std::clamp(scale, 1.0, 3.0);
+  if (app->property("moeplan_scale").toDouble() != scale) QApplication::setStyle(new Grown(scale));
+  app->setProperty("moeplan_scale", scale);
   const auto system = app->property("moeplan_system_palette").value<QPalette>();
   const Look shown = look == Look::system ? (isDark(system) ? Look::dark : Look::light) : look;
   const QPalette palette = paletteOf(shown);
   QApplication::setPalette(palette);
   QToolTip::setPalette(palette);
   QFont font = QApplication::font();
-  font.setPointSizeF(app->property("moeplan_base_point_size").toDouble() * std::clamp(scale, 1.0, 3.0));
+  font.setPointSizeF(app->property("moeplan_base_point_size").toDouble() * scale);
   QApplication::setFont(font);
   QToolTip::setFont(font);
   // Widgets of a style sheet keep the old palette until it is set again.

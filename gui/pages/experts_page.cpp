@@ -72,13 +72,13 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   capacity_->setSingleStep(0.25);
   capacity_->setSpecialValueText(tr("dropless"));
   heatBox_ = labelled(tr("Map"), new QComboBox, tr("What the upper map lays out from left to right, one row a layer; lines part the ranks, rings mark each layer's busiest one (B: before or after)"));
-  heatBox_->addItems({tr("experts, before"), tr("slots, after"), tr("ranks, before"), tr("ranks, after")});
-  map_ = labelled(tr("Below"), new QComboBox, tr("What the map below shows"));
-  map_->addItems({tr("traffic between ranks"), tr("traffic between nodes"), tr("load on the cluster map")});
+  heatBox_->addItems({tr("experts before"), tr("slots after"), tr("ranks before"), tr("ranks after")});
+  map_ = labelled(tr("Below"), new QComboBox, tr("What the map below shows: what one micro-batch sends between ranks or nodes in a layer, or the ranks' load on the machines"));
+  map_->addItems({tr("rank traffic"), tr("node traffic"), tr("cluster map")});
   // Long names must not make the window wider than it is asked to be.
   for (QComboBox* box : {heatBox_, map_}) {
     box->setSizeAdjustPolicy(QComboBox::AdjustToMinimumContentsLengthWithIcon);
-    box->setMinimumContentsLength(9);
+    box->setMinimumContentsLength(11);
   }
   bar->addStretch(1);
   told_ = new QLabel;
@@ -94,6 +94,9 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   edges_ = heat_->addGraph();
   busiest_ = heat_->addGraph();
   busiest_->setLineStyle(QCPGraph::lsNone);
+  heatMap_->setName(tr("load"));
+  edges_->setName(tr("edges of ranks"));
+  busiest_->setName(tr("busiest rank"));
   splitter->addWidget(heat_);
   auto* bottom = new QSplitter;
   ranks_ = new Chart(tr("Load of each rank, before and after"));
@@ -103,6 +106,9 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   ranks_->setZoomAxes(true, false);
   traffic_ = new Chart(tr("Traffic of one micro-batch and layer"));
   trafficMap_ = colourMap(traffic_, tr("MB"));
+  trafficMap_->setName(tr("traffic"));
+  for (Chart* c : {heat_, ranks_, traffic_}) c->countAlong(c->xAxis);
+  for (Chart* c : {heat_, traffic_}) c->countAlong(c->yAxis);
   traffic_->xAxis->ticker()->setTickCount(4);
   // A few hot experts must not darken all others: the scale is logarithmic.
   heatMap_->setDataScaleType(QCPAxis::stLogarithmic);

@@ -56,6 +56,10 @@ ForecastPanel::ForecastPanel(Session* session, QWidget* parent) : QWidget(parent
   verdict_ = label(tr("Verdict"));
   stale_ = label(tr("Freshness"));
   figures_ = label(tr("Figures"));
+  figures_->setToolTip(tr("Step: one optimizer step at the median expert load, from the operators' prices (measured, interpolated or roofline, see below) and the schedule.\n"
+                          "MFU: model flops, forward and backward, causal attention half, no recompute, over the devices' dense bf16 peak.\n"
+                          "GPU-hours: devices x time for all tokens of the workload; money: times the cluster's price.\n"
+                          "90 %: what the spread of the prices and the draws of the expert load leave open (docs/cost.md, docs/load.md)."));
   memory_ = new BarList(tr("Memory of the fullest device at its peak"), this);
   time_ = new BarList(tr("Time of a step, exposed"), this);
   column->addSpacing(fontMetrics().height() / 2);

@@ -57,16 +57,21 @@ MemoryPage::MemoryPage(Session* session, QWidget* parent)
     graph->setName(words(name));
     graph->setLineStyle(QCPGraph::lsStepLeft);
     graph->setAdaptiveSampling(true);
+    // Upright steps gain nothing from smoothing, and filling them takes several times as long with it.
+    graph->setAntialiased(false);
+    graph->setAntialiasedFill(false);
   }
   for (std::size_t i = 1; i < kMemoryCategories; ++i) chart_->graph(static_cast<int>(i))->setChannelFillGraph(chart_->graph(static_cast<int>(i) - 1));
   chart_->showLegend();
   chart_->setZoomAxes(true, false);
   cursor_ = new QCPItemStraightLine(chart_);
+  cursor_->setVisible(false);
   ranks_ = new Chart(tr("Peak memory of each played rank"));
   ranks_->setEmptyText(tr("…"));
   ranks_->xAxis->setLabel(tr("pipeline stage"));
   ranks_->yAxis->setLabel(tr("peak [GB]"));
   ranks_->setZoomAxes(true, false);
+  ranks_->countAlong(ranks_->xAxis);
   ranks_->showLegend();
   top->addWidget(chart_);
   top->addWidget(ranks_);
@@ -95,7 +100,10 @@ MemoryPage::MemoryPage(Session* session, QWidget* parent)
   });
   connect(map_, &Treemap::tileActivated, this, [this](int tile) { table_->selectRow(tile); });
   connect(session, &Session::playChanged, this, &MemoryPage::refresh);
-  connect(session, &Session::pinnedChanged, this, &MemoryPage::drawRanks);
+  connect(session, &Session::pinnedChanged, this, [this] {
+    drawRanks();
+    drawLimits();
+  });
   chart_->setReadout([this](double x, double) -> QString {
     if (area_.seconds.empty()) return {};
     const auto at = std::max<std::ptrdiff_t>(0, std::upper_bound(area_.seconds.begin(), area_.seconds.end(), x) - area_.seconds.begin() - 1);
@@ -156,14 +164,27 @@ void MemoryPage::drawArea() {
     if (auto* item = chart_->legend->itemWithPlottable(graph); item && most <= 0) chart_->legend->removeItem(item);
     else if (!item && most > 0) graph->addToLegend();
   }
-  chart_->clearItemsButOwn();
+  drawLimits();
   if (t) {
     const double have = static_cast<double>(session_->play()->problem->cluster.device.memory.value) / 1e9;
-    chart_->addLimit(have, tr("device memory %1 GB").arg(have, 0, 'f', 1), badColour(p), have * kReserve, tr("reserve, 5 %"));
     const double end = area_.seconds.empty() ? 1 : area_.seconds.back();
     chart_->setFitter([this, have, end] { chart_->xAxis->setRange(0, end); chart_->yAxis->setRange(0, 1.15 * std::max(have, area_.total.empty() ? 0 : area_.total[area_.peak] / 1e9)); });
     chart_->fit();
     showPeak();
+  }
+  chart_->replot(QCustomPlot::rpQueuedReplot);
+}
+
+/// The device's memory with the reserve below it, and how high the pinned plan goes.
+void MemoryPage::drawLimits() {
+  chart_->clearItemsButOwn();
+  if (timeline()) {
+    const double have = static_cast<double>(session_->play()->problem->cluster.device.memory.value) / 1e9;
+    chart_->addLimit(have, tr("device memory %1 GB").arg(have, 0, 'f', 1), badColour(palette()), have * kReserve, tr("reserve, 5 %"));
+    if (const auto& a = session_->pinned()) {
+      const double peak = static_cast<double>((load_->currentIndex() == 1 ? a->forecast.memory_p95 : a->forecast.memory).peak().value) / 1e9;
+      chart_->addLimit(peak, tr("A's peak %1 GB").arg(peak, 0, 'f', 1), seriesColour(2, palette()), 0, {});
+    }
   }
   chart_->replot(QCustomPlot::rpQueuedReplot);
 }
@@ -192,9 +213,7 @@ void MemoryPage::drawRanks() {
   ranks_->clearItemsButOwn();
   const double have = static_cast<double>(play->problem->cluster.device.memory.value) / 1e9;
   ranks_->addLimit(have, {}, badColour(palette()), 0, {});
-  auto ticker = QSharedPointer<QCPAxisTickerFixed>::create();
-  ticker->setTickStep(std::max(1.0, std::ceil(static_cast<double>(at.size()) / 8)));
-  ranks_->xAxis->setTicker(ticker);
+  if (const auto& a = session_->pinned()) ranks_->addLimit(static_cast<double>(a->forecast.memory_p95.peak().value) / 1e9, tr("A, P95"), seriesColour(2, palette()), 0, {});
   ranks_->setReadout([at, median, high](double x, double) -> QString {
     const auto i = static_cast<qsizetype>(std::lround(x));
     return i < 0 || i >= at.size() ? QString() : tr("stage %1\nP50 %2 GB\nP95 %3 GB").arg(i).arg(median[i], 0, 'f', 1).arg(high[i], 0, 'f', 1);

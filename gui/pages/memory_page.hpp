@@ -31,6 +31,7 @@ class MemoryPage : public Page {
   void refresh();
   void drawArea();
   void drawRanks();
+  void drawLimits();
   void showAt(std::size_t index);
   [[nodiscard]] const MemoryTimeline* timeline() const;
 

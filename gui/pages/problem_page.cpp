@@ -102,6 +102,7 @@ QWidget* ProblemPage::fields() {
     addRow(grid, at, field);
     at += 2;
   }
+  sizeEditors();
   column->addLayout(grid);
   column->addStretch(1);
   return page;
@@ -142,12 +143,14 @@ void ProblemPage::addRow(QGridLayout* grid, int at, const FieldSpec& field) {
   row.editor->setAccessibleName(field.unit.isEmpty() ? field.label : tr("%1, %2").arg(field.label, field.unit));
   row.editor->setAccessibleDescription(field.why);
   row.editor->setToolTip(field.why);
-  row.editor->setMinimumWidth(fontMetrics().averageCharWidth() * 22);
   label->setBuddy(row.editor);
-  grid->addWidget(row.editor, at, 1);
-  auto* unit = new QLabel(field.unit);
-  unit->setForegroundRole(QPalette::PlaceholderText);
-  grid->addWidget(unit, at, 2);
+  // A name takes the room that a number leaves for its unit.
+  grid->addWidget(row.editor, at, 1, 1, field.unit.isEmpty() ? 2 : 1);
+  if (!field.unit.isEmpty()) {
+    auto* unit = new QLabel(field.unit);
+    unit->setForegroundRole(QPalette::PlaceholderText);
+    grid->addWidget(unit, at, 2);
+  }
   row.badge = new QLabel;
   row.badge->setAccessibleName(tr("Origin of %1").arg(field.label));
   grid->addWidget(row.badge, at, 3);
@@ -224,6 +227,16 @@ QWidget* ProblemPage::whatIf() {
   return box;
 }
 
+/// Room for "searched" beside a unit, and for a longer name where there is none.
+void ProblemPage::sizeEditors() {
+  for (const Row& row : rows_) row.editor->setMinimumWidth(fontMetrics().averageCharWidth() * (row.field->unit.isEmpty() ? 22 : 13));
+}
+
+void ProblemPage::changeEvent(QEvent* event) {
+  Page::changeEvent(event);
+  if (event->type() == QEvent::FontChange || event->type() == QEvent::ApplicationFontChange) sizeEditors();
+}
+
 void ProblemPage::commit(const FieldSpec& field, const QString& text) {
   if (refreshing_) return;
   Draft next = session_->draft();
@@ -274,7 +287,7 @@ void ProblemPage::refreshEffective() {
     if (auto* line = qobject_cast<QLineEdit*>(row.editor)) line->setPlaceholderText(effective);
     else if (auto* box = qobject_cast<QComboBox*>(row.editor)) {
       if (box->isEditable()) box->lineEdit()->setPlaceholderText(effective);
-      else box->setItemText(0, effective.isEmpty() ? QString() : tr("(%1)").arg(shortened(effective, 28)));
+      else box->setItemText(0, effective.isEmpty() ? QString() : tr("(%1)").arg(shortened(effective, 16)));
     }
     const QString source = row.field->source ? row.field->source(*e->problem) : QString();
     row.source->setText(source);

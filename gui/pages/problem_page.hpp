@@ -26,6 +26,9 @@ class ProblemPage : public Page {
   [[nodiscard]] QWidget* editor(const QString& key) const;
   void focusField(const QString& key);
 
+ protected:
+  void changeEvent(QEvent* event) override;
+
  private:
   struct Row {
     const FieldSpec* field;
@@ -44,6 +47,7 @@ class ProblemPage : public Page {
     double low, high;
   };
   QWidget* fields();
+  void sizeEditors();
   QWidget* whatIf();
   void addRow(QGridLayout* grid, int at, const FieldSpec& field);
   void commit(const FieldSpec& field, const QString& text);

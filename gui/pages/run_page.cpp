@@ -67,6 +67,7 @@ RunPage::RunPage(Session* session, QString program, QWidget* parent)
   const auto chart = [&](const QString& name, const QString& y, int at) {
     auto* c = new Chart(name);
     c->xAxis->setLabel(tr("step"));
+    c->countAlong(c->xAxis);
     c->yAxis->setLabel(y);
     c->addGraph()->setName(tr("measured"));
     c->addGraph()->setName(tr("forecast"));

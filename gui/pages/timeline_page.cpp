@@ -93,7 +93,7 @@ TimelinePage::TimelinePage(Session* session, QWidget* parent)
   connect(view_, &TimelineView::selectionChanged, this, &TimelinePage::describe);
   connect(view_, &TimelineView::spanSelected, this, &TimelinePage::sumUp);
   connect(session, &Session::playChanged, this, &TimelinePage::refresh);
-  connect(session, &Session::estimateChanged, this, &TimelinePage::told);
+  for (const auto signal : {&Session::estimateChanged, &Session::pinnedChanged}) connect(session, signal, this, &TimelinePage::told);
   connect(session, &Session::measured, this, &TimelinePage::readMeasured);
   connect(cancel_, &QToolButton::clicked, this, [this] { read_->cancel(); });
   for (LatestJob* job : {read_, pack_}) {
@@ -165,17 +165,23 @@ void TimelinePage::take(TimelineScene scene) {
 /// The line above the rows: what is being done, or how well prediction and measurement agree.
 void TimelinePage::told() {
   cancel_->setVisible(read_->running());
-  state_->setVisible(read_->running() || measured_ || scene_.measured);
+  const auto& pinned = session_->pinned();
+  state_->setVisible(read_->running() || measured_ || scene_.measured || (pinned && scene_.play));
   view_->setEmptyText(session_->estimate() && !session_->estimate()->ranked ? tr("no plan is selected, so there is no step to play") : pack_->running() ? tr("packing the step's events …") : tr("playing one step of the selected plan …"));
   if (read_->running()) return state_->setText(tr("reading %1 …").arg(file_));
   if (pack_->running() && measured_) return state_->setText(tr("packing events …"));
-  if (!scene_.measured) return;
+  const auto off = [](double predicted, double measured) { return measured > 0 ? QStringLiteral("%1%2 %").arg(predicted > measured ? QStringLiteral("+") : QString()).arg(100 * (predicted / measured - 1), 0, 'f', 1) : QStringLiteral("?"); };
+  QString text;
+  if (pinned && scene_.play) {
+    const double played = to_seconds(scene_.play->timeline.step).value, a = pinned->forecast.step.value;
+    text = tr("The step of A takes %1, this one %2 (%3). ").arg(QString::fromStdString(duration(Seconds{a})), timeText(scene_.play->timeline.step), off(played, a));
+  }
+  if (!scene_.measured) return state_->setText(text);
   const StepTimeline& m = *scene_.measured;
   if (!scene_.play) return state_->setText(tr("Measured step of %1: %L2 events, %3.").arg(timeText(m.step)).arg(m.events.size()).arg(file_));
   const StepTimeline& p = scene_.play->timeline;
-  const auto off = [](double predicted, double measured) { return measured > 0 ? QStringLiteral("%1%2 %").arg(predicted > measured ? QStringLiteral("+") : QString()).arg(100 * (predicted / measured - 1), 0, 'f', 1) : QStringLiteral("?"); };
   const Counterparts& pairs = scene_.pairs;
-  QString text = tr("Step: %1 predicted, %2 measured (%3). ").arg(timeText(p.step), timeText(m.step), off(static_cast<double>(p.step), static_cast<double>(m.step)));
+  text += tr("Step: %1 predicted, %2 measured (%3). ").arg(timeText(p.step), timeText(m.step), off(static_cast<double>(p.step), static_cast<double>(m.step)));
   text += pairs.matched > 0 ? tr("%L1 of %L2 measured events have a prediction: %3 for what took %4 (%5); select one for its own error.").arg(pairs.matched).arg(m.events.size()).arg(timeText(pairs.predictedTime), timeText(pairs.measuredTime), off(static_cast<double>(pairs.predictedTime), static_cast<double>(pairs.measuredTime)))
                             : tr("No measured event has the rank, lane, name, layer and micro-batch of a predicted one: the lanes can be compared, not the events.");
   state_->setText(text);

@@ -39,12 +39,20 @@ Chart::Chart(const QString& accessibleName, QWidget* parent) : QCustomPlot(paren
     item->setFont(font);
     replot(rpQueuedReplot);
   });
+  connect(this, &QCustomPlot::beforeReplot, this, &Chart::wrapLegend);   // entries come and go
   restyle();
 }
 
 void Chart::setZoomAxes(bool horizontal, bool vertical) {
   axisRect()->setRangeDragAxes(horizontal ? xAxis : nullptr, vertical ? yAxis : nullptr);
   axisRect()->setRangeZoomAxes(horizontal ? xAxis : nullptr, vertical ? yAxis : nullptr);
+}
+
+void Chart::countAlong(QCPAxis* axis) {
+  auto ticker = QSharedPointer<QCPAxisTickerFixed>::create();
+  ticker->setTickStep(1);
+  ticker->setScaleStrategy(QCPAxisTickerFixed::ssMultiples);
+  axis->setTicker(ticker);
 }
 
 void Chart::setEmptyText(const QString& text) {
@@ -152,23 +160,23 @@ void Chart::showLegend(bool below) {
     legend->setFillOrder(QCPLegend::foColumnsFirst);
     legend->setBorderPen(Qt::NoPen);
     row->setMargins(QMargins(4, 0, 4, 4));
+    // A legend without entries says it is no wider than nothing, and the axes above would shrink to that.
+    row->setMaximumSize(QWIDGETSIZE_MAX - 1, QWIDGETSIZE_MAX);
     plotLayout()->setRowStretchFactor(plotLayout()->rowCount() - 1, 0.001);
   }
 }
 
 /// As many legend entries beside each other as the width takes; the legend never makes the window wider.
 void Chart::wrapLegend() {
-  if (!legendBelow_) return;
+  if (!legendBelow_ || legend->itemCount() == 0) return;
   int widest = 1;
   for (int i = 0; i < legend->itemCount(); ++i)
     if (auto* item = qobject_cast<QCPPlottableLegendItem*>(legend->item(i))) widest = std::max(widest, legend->iconSize().width() + legend->iconTextPadding() + fontMetrics().horizontalAdvance(item->plottable()->name()));
   const int entry = widest + legend->columnSpacing() + fontMetrics().averageCharWidth(), room = width() - legend->margins().left() - legend->margins().right() - 8;
-  if (const int wrap = std::max(1, room / entry); wrap != legend->wrap()) legend->setWrap(wrap);
-}
-
-void Chart::resizeEvent(QResizeEvent* event) {
-  wrapLegend();
-  QCustomPlot::resizeEvent(event);
+  if (const int wrap = std::max(1, room / entry); wrap != legend->wrap()) {
+    legend->setWrap(wrap);
+    legend->setFillOrder(legend->fillOrder(), true);   // lays out again what is there
+  }
 }
 
 QSize Chart::minimumSizeHint() const { return {fontMetrics().averageCharWidth() * 28, fontMetrics().height() * 8}; }
@@ -308,7 +316,6 @@ void Chart::restyle() {
   legend->setFont(font());
   const int em = fontMetrics().height();
   legend->setIconSize(em * 3 / 2, em);
-  wrapLegend();
   for (QCPItemStraightLine* line : {vertical_, horizontal_}) line->setPen(QPen(muted.color(), 1, Qt::DashLine));
   text_->setBrush(p.color(QPalette::ToolTipBase));
   text_->setPen(muted);

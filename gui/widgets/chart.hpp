@@ -30,6 +30,8 @@ class Chart : public QCustomPlot {
   void setEmptyText(const QString& text);
   /// A horizontal limit with its name, and a band of `band` below it.
   void addLimit(double y, const QString& name, const QColor& colour, double band, const QString& bandName);
+  /// Ticks at whole numbers only, for axes that count things.
+  void countAlong(QCPAxis* axis);
   /// Takes limits away again.
   void clearItemsButOwn();
 
@@ -48,7 +50,6 @@ class Chart : public QCustomPlot {
   void wheelEvent(QWheelEvent* event) override;
   void focusInEvent(QFocusEvent* event) override;
   void focusOutEvent(QFocusEvent* event) override;
-  void resizeEvent(QResizeEvent* event) override;
   [[nodiscard]] QSize minimumSizeHint() const override;
 
  private:
