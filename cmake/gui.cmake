@@ -45,3 +45,24 @@ if(Qt6Test_FOUND AND gui_test_sources)
   add_dependencies(gui_tests moeplan moeplan_gui)
   gtest_discover_tests(gui_tests NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 600 LABELS gui ENVIRONMENT QT_QPA_PLATFORM=offscreen)
 endif()
+
+# The monkey: `ninja -C build monkey` sends 20,000 random events to a window that AddressSanitizer watches, and is no part of "all". gui/ is
+# compiled a second time for it; what it links (planner, simulator, Qt) is the ordinary build's. Leaks are not asked for: Qt and
+# fontconfig keep what they once read.
+if(TARGET gui_tests)
+  add_library(moeplan_gui_asan STATIC EXCLUDE_FROM_ALL ${gui_sources})
+  set_target_properties(moeplan_gui_asan PROPERTIES AUTOMOC ON)
+  target_include_directories(moeplan_gui_asan SYSTEM PUBLIC ${QCUSTOMPLOT_INCLUDE_DIR})
+  target_compile_options(moeplan_gui_asan PUBLIC ${MOEPLAN_GUI_FLAGS} -fsanitize=address -fno-omit-frame-pointer)
+  target_precompile_headers(moeplan_gui_asan PRIVATE gui/precompiled.hpp)
+  target_compile_definitions(moeplan_gui_asan PUBLIC QT_NO_KEYWORDS)
+  target_link_libraries(moeplan_gui_asan PUBLIC moeplan_planner Qt6::Widgets Qt6::PrintSupport Qt6::Svg ${QCUSTOMPLOT_LIBRARY} Threads::Threads)
+  target_link_options(moeplan_gui_asan PUBLIC -fsanitize=address)
+  add_executable(gui_monkey EXCLUDE_FROM_ALL tests/gui/main.cpp tests/gui/monkey_test.cpp)
+  target_precompile_headers(gui_monkey REUSE_FROM moeplan_gui_asan)
+  target_link_libraries(gui_monkey PRIVATE moeplan_gui_asan Qt6::Test GTest::gtest)
+  target_compile_definitions(gui_monkey PRIVATE $<TARGET_PROPERTY:gui_tests,COMPILE_DEFINITIONS>)
+  add_custom_target(monkey
+    COMMAND ${CMAKE_COMMAND} -E env QT_QPA_PLATFORM=offscreen ASAN_OPTIONS=detect_leaks=0:malloc_context_size=6 MOEPLAN_MONKEY=20000 $<TARGET_FILE:gui_monkey>
+    DEPENDS gui_monkey VERBATIM USES_TERMINAL)
+endif()
