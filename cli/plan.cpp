@@ -21,6 +21,24 @@ struct PlanOptions {
   int top = 5;
 };
 
+/// How many candidates were decided in each way.
+struct Ways {
+  std::int64_t priced = 0, time_bound = 0, memory = 0, rules = 0;
+};
+
+Ways ways(const Answer& a) {
+  Ways out{.priced = a.feasible - a.bounded, .time_bound = a.bounded + a.dominated};
+  for (const auto& [rule, count] : a.rejected) (rule == "memory_states" || rule == "memory_peak" || rule == "host_memory" ? out.memory : out.rules) += count;
+  return out;
+}
+
+/// The problem under the optimizer of plan `i`.
+Problem problem_of(const Problem& problem, const Answer& answer, std::size_t i) {
+  Problem out = problem;
+  if (!answer.optimizers.empty()) out.workload.optimizer = answer.optimizers[i];
+  return out;
+}
+
 Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   Json out = Json::object();
   if (answer.infeasible) {
@@ -34,6 +52,8 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   out["feasible"] = answer.feasible;
   out["bounded"] = answer.bounded;
   out["dominated"] = answer.dominated;
+  const Ways by = ways(answer);
+  out["decided"] = {{"priced", by.priced}, {"time_bound", by.time_bound}, {"memory", by.memory}, {"rules", by.rules}};
   out["seconds"] = seconds;
   out["rejected"] = Json::object();
   for (const auto& [rule, count] : answer.rejected) out["rejected"][rule] = count;
@@ -41,7 +61,10 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   for (const auto& [rule, reason] : answer.example) out["examples"][rule] = reason;
   if (answer.infeasible) return out;
   out["plans"] = Json::array();
-  for (const RankedPlan& each : answer.plans) out["plans"].push_back(plan_json(each));
+  for (std::size_t i = 0; i < answer.plans.size(); ++i) {
+    out["plans"].push_back(plan_json(answer.plans[i]));
+    out["plans"].back()["optimizer"] = std::string(name_of(problem_of(problem, answer, i).workload.optimizer));
+  }
   out["pareto"] = answer.pareto;
   return out;
 }
@@ -69,7 +92,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   const auto add = [&](std::size_t i) {
     const RankedPlan& r = answer.plans[i];
     const Forecast& f = r.forecast;
-    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism) + order_text(r.plan), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
+    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism) + order_text(r.plan) + (answer.optimizers.empty() ? "" : fmt::format(", {}", name_of(answer.optimizers[i]))), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
                                  std::string(name_of(r.plan.recompute)) + (r.plan.offload == Offload::none ? "" : fmt::format(", host: {}", name_of(r.plan.offload))), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
                                  fmt::format("{:.0f}", f.tokens_per_second_per_device), percent(f.mfu), human(f.memory_p95.peak())};
     if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
@@ -93,6 +116,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
                              duration({best.step_interval.high}), best.tokens_per_second_interval.low / static_cast<double>(problem.cluster.devices()), best.tokens_per_second_interval.high / static_cast<double>(problem.cluster.devices()),
                              best.cost_interval ? fmt::format(", {} to {}", dollars(best.cost_interval->low), dollars(best.cost_interval->high)) : "", percent(best.out_of_memory_risk)),
                  kWidth, 2) + "\n";
+  if (best.dropped > 0) out += fmt::format("Plan 1 drops {} of the assignments to experts.\n", percent(best.dropped));
   return out + "\n" + breakdown_text(context, problem, best);
 }
 
@@ -109,22 +133,18 @@ std::string infeasible_text(const Context& context, const Infeasible& no, std::i
 Output run(const Context& context, const PlanOptions& options) {
   Output out;
   const Problem problem = make_problem(context.configs, options.problem->request());
-  SearchOptions search;
-  search.pins = options.problem->pinned();
+  SearchOptions search = options.problem->search();
   check_micro_batch(problem, search.pins.micro_batch.value_or(1), "--micro-batch");
-  search.search_offload = options.problem->offload == "auto";
-  search.search_dispatch = options.problem->dispatch == "auto";
   search.wide = options.space == "wide";
   search.top = options.top;
   search.threads = context.threads;
-  search.full_attention_flops = options.problem->flops == "full-attention";
   search.progress = context.show_progress;
   const auto start = std::chrono::steady_clock::now();
   const Answer answer = plan(problem, search);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!options.output.empty()) {
     if (answer.plans.empty()) out.notes.push_back(options.output + " is not written: there is no plan");
-    else write_text_file(options.output, plan_file(problem, answer.plans.front()).dump(1) + "\n");
+    else write_text_file(options.output, plan_file(problem_of(problem, answer, 0), answer.plans.front()).dump(1) + "\n");
   }
   out.exit_code = answer.infeasible ? kInfeasible : 0;
   if (context.json) {
@@ -134,7 +154,9 @@ Output run(const Context& context, const PlanOptions& options) {
   out.text = problem_text(problem);
   out.text += fmt::format("searched {} plans in {}: {} fit, {} of them decided by a bound\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible),
                           grouped(answer.bounded));
-  if (answer.dominated > 0) out.text += fmt::format("{} more rank behind plans that need no more memory, whether they fit or not\n", grouped(answer.dominated));
+  const Ways by = ways(answer);
+  out.text += fmt::format("decided: {} priced in full, {} by a bound on time, {} by memory, {} by a rule\n", grouped(by.priced), grouped(by.time_bound), grouped(by.memory), grouped(by.rules));
+  if (answer.dominated > 0) out.text += fmt::format("of those by a bound {} rank behind plans that need no more memory, whether they fit or not\n", grouped(answer.dominated));
   out.text += "\n";
   if (answer.infeasible) out.text += infeasible_text(context, *answer.infeasible, problem.cluster.devices());
   else out.text += found_text(context, problem, answer, options);
@@ -151,7 +173,7 @@ Command plan_command(CLI::App& program) {
   const auto options = std::make_shared<PlanOptions>();
   options->problem = add_problem_options(*app);
   app->add_option("-o,--output", options->output, "write the best plan to this file");
-  app->add_option("--search", options->space, "narrow, or wide: also schedules, virtual and uneven stages, pieces, route, placement and replicas of the expert exchange")->check(CLI::IsMember({"narrow", "wide"}));
+  app->add_option("--search", options->space, "narrow, or wide: also schedules, virtual stages, uneven stages, pieces, route, placement and replicas of the expert exchange")->check(CLI::IsMember({"narrow", "wide"}));
   app->add_option("--top", options->top, "plans to list (default 5)")->check(CLI::Range(1, 10000));
   return {app, [options](const Context& context) { return run(context, *options); }};
 }

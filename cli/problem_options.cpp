@@ -1,5 +1,7 @@
 #include "cli/problem_options.hpp"
 
+#include <charconv>
+
 #include "core/error.hpp"
 #include "core/read.hpp"
 
@@ -20,6 +22,14 @@ std::optional<E> word(const char* flag, const std::string& text) {
   throw InputError(flag, "unknown value " + shown(text), "known: " + list);
 }
 
+/// The factor of --capacity-factor, or nothing if the words are none.
+std::optional<double> factor(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(value >= 1e-3 && value <= 1024)) return std::nullopt;
+  return value;
+}
+
 std::optional<std::string> given(const std::string& text) { return text.empty() ? std::nullopt : std::optional(text); }
 
 }  // namespace
@@ -32,7 +42,7 @@ ProblemRequest ProblemOptions::request() const {
   out.profile = given(profile);
   out.gpus = gpus;
   out.method = word<Training>("--method", method);
-  out.optimizer = word<OptimizerKind>("--optimizer", optimizer);
+  if (optimizer != "auto") out.optimizer = word<OptimizerKind>("--optimizer", optimizer);
   out.frozen_storage = word<DType>("--frozen-storage", frozen_storage);
   return out;
 }
@@ -46,9 +56,24 @@ Pins ProblemOptions::pinned() const {
   if (offload != "auto") out.offload = word<Offload>("--offload", offload);
   if (dispatch != "auto") out.dispatch = word<DType>("--dispatch", dispatch);
   out.route = word<DispatchRoute>("--dispatch-route", route);
-  out.overflow = word<Overflow>("--overflow", overflow);
+  out.capacity_factor = factor(capacity);
+  if (overflow != "auto") out.overflow = word<Overflow>("--overflow", overflow);
   out.placement = word<ExpertPlacement>("--expert-placement", placement);
   out.state_passing = word<StatePassing>("--state-passing", state_passing);
+  return out;
+}
+
+SearchOptions ProblemOptions::search() const {
+  SearchOptions out;
+  out.pins = pinned();
+  out.search_offload = offload == "auto";
+  out.search_dispatch = dispatch == "auto";
+  out.search_capacity = capacity == "auto";
+  out.search_overflow = overflow == "auto";
+  out.search_optimizer = optimizer == "auto";
+  out.full_attention_flops = flops == "full-attention";
+  if (out.search_overflow && !out.search_capacity && !out.pins.capacity_factor)
+    throw InputError("--overflow", "auto without a capacity: nothing overflows", "add --capacity-factor auto or a factor");
   return out;
 }
 
@@ -73,7 +98,7 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   app.add_option("--method", o->method, "lora or full")->group(overrides);
   positive("--rank", o->named.rank, "LoRA rank; alpha becomes twice as much");
   app.add_option("--targets", o->named.targets, "weight classes to train: attention,dense,shared,experts,router,embedding,head")->delimiter(',')->group(overrides);
-  app.add_option("--optimizer", o->optimizer, "adamw, adamw8bit or muon")->group(overrides);
+  app.add_option("--optimizer", o->optimizer, "adamw, adamw8bit, muon, or auto (searched; it changes results)")->group(overrides);
   app.add_option("--frozen-storage", o->frozen_storage, "frozen weights in memory: bf16, fp8, int8, int4, nf4, mxfp4 or nvfp4")->group(overrides);
   app.add_option("--offload", o->offload, "to host memory: none, auto (searched), or a sum of optimizer, weights, activations, or all")->group(overrides);
   app.add_option("--flops", o->flops, "convention of MFU: causal (half of attention) or full-attention")->check(CLI::IsMember({"causal", "full-attention"}))->group(overrides);
@@ -95,10 +120,12 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   app.add_option("--virtual-stages", o->pins.virtual_stages, "chunks of layers a pipeline stage holds")->check(CLI::Range(1, 128))->group(pins);
   app.add_option("--expert-chunks", o->pins.expert_chunks, "pieces of a micro-batch whose expert exchange overlaps the experts")->check(CLI::Range(std::int64_t{1}, std::int64_t{64}))->group(pins);
   app.add_option("--stage-layers", o->pins.stage_layers, "layers of each pipeline stage, e.g. 15,16,15,15")->delimiter(',')->check(CLI::Range(std::int64_t{1}, std::int64_t{10000}))->group(pins);
-  app.add_option("--dispatch", o->dispatch, "type in which tokens travel to experts: bf16, fp8, or auto (plan searches both; fp8 changes results)")->group(pins);
+  app.add_option("--dispatch", o->dispatch, "type in which tokens travel to experts: bf16, fp8, or auto (searched; fp8 changes results)")->group(pins);
   app.add_option("--dispatch-route", o->route, "two_hop (once to each node) or direct (once to each rank)")->group(pins);
-  app.add_option("--capacity-factor", o->pins.capacity_factor, "rows an expert takes over the mean; dropless without")->check(CLI::Range(1e-3, 1024.0))->group(pins);
-  app.add_option("--overflow", o->overflow, "beyond it: drop_probability, drop_position or reroute")->group(pins);
+  app.add_option("--capacity-factor", o->capacity, "rows an expert takes over the mean, or auto (searched; it changes results); dropless without")
+      ->check([](const std::string& text) { return text == "auto" || factor(text) ? std::string() : shown(text) + " is neither auto nor a number from 0.001 to 1024"; })
+      ->group(pins);
+  app.add_option("--overflow", o->overflow, "beyond it: drop_probability, drop_position, reroute, or auto (dropping and rerouting searched)")->group(pins);
   app.add_flag("--pad-to-capacity", o->pad, "experts always work on their full capacity")->group(pins);
   app.add_option("--expert-replicas", o->pins.expert_replicas, "expert slots beyond one each, over the expert group")->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 20))->group(pins);
   app.add_option("--expert-placement", o->placement, "contiguous, balanced or hierarchical")->group(pins);

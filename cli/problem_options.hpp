@@ -13,7 +13,7 @@ namespace moeplan::cli {
 struct ProblemOptions {
   ProblemRequest named;
   bool pad = false;
-  std::string model, cluster, device, profile, method, optimizer, frozen_storage, recompute, schedule, offload = "none", context_exchange, state_passing, dispatch, route, overflow, placement,
+  std::string model, cluster, device, profile, method, optimizer, frozen_storage, recompute, schedule, offload = "none", context_exchange, state_passing, dispatch, route, capacity, overflow, placement,
       flops = "causal";
   std::optional<std::int64_t> gpus;
   Pins pins;
@@ -21,6 +21,8 @@ struct ProblemOptions {
   /// Throws InputError for a word that is not known.
   [[nodiscard]] ProblemRequest request() const;
   [[nodiscard]] Pins pinned() const;
+  /// Pins, and what is searched besides: the flags that say `auto`.
+  [[nodiscard]] SearchOptions search() const;
 };
 
 /// Declares MODEL and everything that overrides the files.

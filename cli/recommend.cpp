@@ -53,6 +53,7 @@ Json option_json(const ClusterOption& o) {
   out["device"] = o.cluster.device.name;
   out["gpus"] = o.cluster.devices();
   out["meets"] = o.meets;
+  if (o.optimizer) out["optimizer"] = std::string(name_of(*o.optimizer));
   return out;
 }
 
@@ -117,7 +118,7 @@ std::string recommendation_text(const Context& context, const Problem& problem, 
     tag(r.smallest, "smallest");
     tag(r.cheapest, "cheapest");
     tag(r.fastest, "fastest");
-    std::vector<std::string> row{name_of_cluster(o.cluster), layout_text(o.best.plan.parallelism), fmt::format("{:.0f}", f.tokens_per_second), percent(f.mfu), human(f.memory_p95.peak())};
+    std::vector<std::string> row{name_of_cluster(o.cluster), layout_text(o.best.plan.parallelism) + order_text(o.best.plan) + (o.optimizer ? fmt::format(", {}", name_of(*o.optimizer)) : ""), fmt::format("{:.0f}", f.tokens_per_second), percent(f.mfu), human(f.memory_p95.peak())};
     if (hours) row.push_back(f.device_hours ? duration({*f.device_hours * 3600 / static_cast<double>(o.cluster.devices())}) : "");
     if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
     row.push_back(tags.empty() && !o.meets ? "misses" : tags);
@@ -153,9 +154,8 @@ Output run(const Context& context, const RecommendCommand& command) {
   if (!command.deadline.empty()) options.deadline = duration_of(command.deadline);
   if (!command.budget.empty()) options.budget = positive("--budget", command.budget, "dollars");
   options.most_devices = command.most;
-  options.search.pins = command.problem->pinned();
+  options.search = command.problem->search();
   options.search.threads = context.threads;
-  options.search.full_attention_flops = command.problem->flops == "full-attention";
   std::vector<DeviceType> types;
   for (const std::string& device : command.devices) {
     ProblemRequest request = command.problem->request();

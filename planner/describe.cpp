@@ -109,6 +109,7 @@ std::string order_text(const Plan& plan) {
   if (x.route == DispatchRoute::direct) out += ", direct";
   if (x.placement != ExpertPlacement::contiguous) out += fmt::format(", {} placement", name_of(x.placement));
   if (x.replicas > 0) out += fmt::format(", {} replicas", x.replicas);
+  if (x.capacity_factor) out += fmt::format(", capacity {:g}{}{}", *x.capacity_factor, x.overflow == Overflow::reroute ? " rerouted" : "", x.pad ? " padded" : "");
   return out;
 }
 

@@ -74,23 +74,39 @@ struct Evaluator::Group::State {
   const std::vector<Block>& weights;            ///< per kind
   std::vector<std::shared_ptr<PricedKind>> kinds;     ///< lowered and priced on first use
   std::map<ShardKey, Sharded> sharded_;
+  std::map<std::pair<std::size_t, double>, Block> blocks;
   std::shared_ptr<ScheduledKinds> scheduled;    ///< what schedules other than 1F1B have lowered
 
   State(const Shared& s, const Plan& p)
       : shared(s), plan(p), load(s.load.stage(p, 0, static_cast<std::int64_t>(s.outline.kinds.size()))), weights(s.weights.at(weight_key(p))), kinds(s.example.size()) {}
 
-  /// What it holds, without its times.
   const PricedKind& held(std::size_t id) {
     PricedKind& k = entry(id);
     std::call_once(k.lowered, [&] { hold_kind(k, shared, plan, load, id); });
     return k;
   }
-
-  const PricedKind& kind(std::size_t id) {
+  const PricedKind& loaded(std::size_t id) {
+    (void)held(id);
+    PricedKind& k = *kinds[id];
+    std::call_once(k.loaded, [&] { load_kind(k, shared, plan, load, id); });
+    return k;
+  }
+  const PricedKind& timed(std::size_t id) {
     (void)held(id);
     PricedKind& k = *kinds[id];
     std::call_once(k.timed, [&] { time_kind(k, shared, plan, load, id); });
     return k;
+  }
+  const PricedKind& kind(std::size_t id) {
+    (void)loaded(id);
+    return timed(id);
+  }
+
+  /// Its block at another load, remembered: pairs share blocks.
+  const Block& block_at(std::size_t id, double scale) {
+    const auto [it, fresh] = blocks.try_emplace({id, scale});
+    if (fresh) it->second = moeplan::block_at(held(id), shared, plan, id, scale);
+    return it->second;
   }
 
   PricedKind& entry(std::size_t id) {
@@ -154,9 +170,22 @@ static Plan plain(const Plan& plan) {
 
 const PricedKind& Evaluator::Group::kind(std::size_t id) { return state_->kind(id); }
 const PricedKind& Evaluator::Group::held(std::size_t id) { return state_->held(id); }
-PricedPair Evaluator::Group::pair(std::size_t forward, std::size_t backward) {
+const PricedKind& Evaluator::Group::loaded(std::size_t id) { return state_->loaded(id); }
+const PricedKind& Evaluator::Group::timed(std::size_t id) { return state_->timed(id); }
+std::array<double, 2> Evaluator::Group::pair_seconds(std::size_t forward, std::size_t backward) {
   State& s = *state_;
-  return price_pair(s.kind(forward), s.kind(backward), s.shared, s.plan, s.load, {forward, backward});
+  const auto at = [&](double scale) { return moeplan::pair_seconds(s.block_at(forward, scale), s.block_at(backward, scale), s.shared, s.plan, scale); };
+  const double median = at(s.load.p50.step);
+  return {median, s.load.p95.step == s.load.p50.step ? median : at(s.load.p95.step)};
+}
+std::array<std::int64_t, 2> Evaluator::Group::pair_peak(std::size_t forward, std::size_t backward) {
+  State& s = *state_;
+  const auto at = [&](double scale) {
+    const Block &f = s.block_at(forward, scale), &b = s.block_at(backward, scale);
+    return side_by_side_memory(side_by_side(f, b), f, b).peak().value;
+  };
+  const std::int64_t median = at(s.load.p50.buffer);
+  return {median, s.load.p95.buffer == s.load.p50.buffer ? median : at(s.load.p95.buffer)};
 }
 
 MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {

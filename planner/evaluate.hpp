@@ -24,9 +24,11 @@ struct PassSpread {
 /// One layer kind under a group's sharding, lowered and priced.
 struct PricedKind {
   Block block;                        ///< at the balanced load; at the median load once it is timed
+  double scale = 1;                   ///< its load: rows of the hottest rank over the balanced ones
   std::optional<RoutedRows> rows;     ///< how it takes another load; nothing where it has to be lowered again
   bool routed = false;
-  std::once_flag lowered, timed;
+  std::once_flag lowered, loaded, timed;
+  /// At the balanced load until it is `loaded`.
   PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
   PassMemory weight50, weight95;      ///< split schedules
   std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
@@ -35,12 +37,6 @@ struct PricedKind {
   double more = 1;
   BlockTime time50, time95;
   PassSpread forward_spread, backward_spread, weight_spread;
-};
-
-/// A forward pass of one kind beside a backward pass of another.
-struct PricedPair {
-  double median = 0, p95 = 0;         ///< seconds
-  Bytes peak50, peak95;
 };
 
 /// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
@@ -74,10 +70,14 @@ class Evaluator {
     [[nodiscard]] Forecast forecast(const Plan& plan);
     /// Lowered and priced on first use.
     [[nodiscard]] const PricedKind& kind(std::size_t id);
-    /// Same without its times and spreads.
+    /// Lowered at the balanced load alone; then its memory at the load draws, its times and spreads.
     [[nodiscard]] const PricedKind& held(std::size_t id);
-    /// A forward and a backward pass of two kinds side by side.
-    [[nodiscard]] PricedPair pair(std::size_t forward, std::size_t backward);
+    [[nodiscard]] const PricedKind& loaded(std::size_t id);
+    [[nodiscard]] const PricedKind& timed(std::size_t id);
+    /// A forward and a backward pass of two kinds side by side: seconds at the median and at the 95th percentile of the load draws.
+    [[nodiscard]] std::array<double, 2> pair_seconds(std::size_t forward, std::size_t backward);
+    /// The same in transient bytes.
+    [[nodiscard]] std::array<std::int64_t, 2> pair_peak(std::size_t forward, std::size_t backward);
 
    private:
     struct State;

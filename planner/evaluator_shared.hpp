@@ -35,14 +35,18 @@ struct Evaluator::Shared {
   std::vector<double> flops;             ///< per kind: model flops of one sequence, from the uncut program
   std::vector<bool> plain;               ///< per kind: without routed experts
   mutable std::mutex mutex{};            ///< of what follows; each entry is filled once, by the first group that asks
-  mutable std::map<KeptKey, std::vector<std::int64_t>> kept{};   ///< per kind, bytes at the balanced load
+  mutable std::map<KeptKey, std::vector<std::int64_t>> kept{}, kept_lately{};   ///< per kind, bytes at the balanced load; a search moves the second into the first between rounds, so that who reads it does not depend on threads
   mutable std::map<PlainKey, std::shared_ptr<PricedKind>> plain_kinds{};
 };
 
-/// Lowers kind `id` under a group's plan and measures what it holds at the loads of `band`.
+/// Lowers kind `id` under a group's plan and measures what it holds at the balanced load.
 void hold_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
-/// A forward pass of kind `forward` beside a backward pass of kind `backward`, both held.
-[[nodiscard]] PricedPair price_pair(const PricedKind& forward, const PricedKind& backward, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::array<std::size_t, 2> ids);
+/// What it holds at the loads of `band`, once held.
+void load_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
+/// The block of a held kind where the hottest rank gets `scale` times the balanced rows.
+[[nodiscard]] Block block_at(const PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, std::size_t id, double scale);
+/// Seconds of a forward pass beside a backward pass, both at `scale`.
+[[nodiscard]] double pair_seconds(const Block& forward, const Block& backward, const Evaluator::Shared& shared, const Plan& plan, double scale);
 /// Prices it, once held.
 void time_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);
 

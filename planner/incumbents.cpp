@@ -35,7 +35,7 @@ bool better(const Found& a, const Found& b) {
 
 void Incumbents::add(const Found& found) {
   fresh_.push_back(found);
-  if (fresh_.size() >= 256) settle();
+  if (fresh_.size() >= 32) settle();
 }
 
 void Incumbents::settle() {
@@ -46,7 +46,6 @@ void Incumbents::settle() {
   std::vector<Found> stays;
   std::vector<std::pair<std::int64_t, double>> before;   // undominated (peak, risk) so far
   front_.clear();
-  bin_.clear();
   least_.clear();
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   for (const Found& f : kept_) {
@@ -56,16 +55,16 @@ void Incumbents::settle() {
     if (f.risk == 0) least = std::min(least, f.peak);
     stays.push_back(f);
     front_.push_back(front);
-    bin_.push_back(f.bin);
     least_.push_back(least);
   }
   kept_ = std::move(stays);
 }
 
 bool Incumbents::hopeless(std::int64_t bin, std::int64_t peak) const {
-  // Those strictly faster: bins descend.
-  const auto faster = static_cast<std::size_t>(std::partition_point(bin_.begin(), bin_.end(), [&](std::int64_t b) { return b > bin; }) - bin_.begin());
-  return faster >= top_ && faster > 0 && least_[faster - 1] <= peak;
+  // Those that rank before it whatever it turns out to be.
+  const auto end = kept_.begin() + static_cast<std::ptrdiff_t>(least_.size());
+  const auto before = static_cast<std::size_t>(std::partition_point(kept_.begin(), end, [&](const Found& f) { return f.bin > bin || (f.bin == bin && f.peak < peak); }) - kept_.begin());
+  return before >= top_ && before > 0 && least_[before - 1] <= peak;
 }
 
 const std::vector<Found>& Incumbents::kept() {

@@ -49,7 +49,7 @@ class Incumbents {
   std::vector<Found> kept_;        ///< settled: best first
   std::vector<Found> fresh_;
   std::vector<bool> front_;
-  std::vector<std::int64_t> bin_, least_;   ///< settled: bins, and least riskless peak up to each
+  std::vector<std::int64_t> least_;   ///< settled: least riskless peak up to each
 };
 
 }  // namespace moeplan

@@ -48,17 +48,26 @@ LoadFactors::LoadFactors(const Problem& problem, std::optional<int> only) : prob
     }
 }
 
+/// Its loads, drawn.
 const LoadFactors::Shaped* LoadFactors::shaped(const Plan& plan) const {
   if (plain(plan.experts)) return nullptr;
   const ExpertExchange wanted = of_load(plan.experts);
-  const auto at = std::find_if(shaped_.begin(), shaped_.end(), [&](const Shaped& s) { return s.exchange == wanted && s.ep == plan.parallelism.ep && s.etp == plan.parallelism.etp; });
-  return at == shaped_.end() ? nullptr : &*at;
+  const auto at = std::find_if(shaped_.begin(), shaped_.end(), [&](const auto& s) { return s->exchange == wanted && s->parallelism.ep == plan.parallelism.ep && s->parallelism.etp == plan.parallelism.etp; });
+  if (at == shaped_.end()) return nullptr;
+  std::call_once((*at)->drawn, [&] { draw(**at); });
+  return at->get();
 }
 
 void LoadFactors::prepare(const Plan& plan) {
   const ExpertExchange x = of_load(plan.experts);
-  const int ep = plan.parallelism.ep, etp = plan.parallelism.etp;
-  if (plain(x) || experts_ == 0 || (experts_ + x.replicas) % ep != 0 || shaped(plan)) return;
+  const Parallelism& p = plan.parallelism;
+  const auto same = [&](const auto& s) { return s->exchange == x && s->parallelism.ep == p.ep && s->parallelism.etp == p.etp; };
+  if (plain(x) || experts_ == 0 || (experts_ + x.replicas) % p.ep != 0 || std::any_of(shaped_.begin(), shaped_.end(), same)) return;
+  shaped_.push_back(std::unique_ptr<Shaped>(new Shaped{.exchange = x, .parallelism = p, .bands = BandCache(moe_before_.back())}));
+}
+
+void LoadFactors::draw(Shaped& shaped) const {
+  const ExpertExchange& x = shaped.exchange;
   double dropped = 0;
   std::int64_t rows = 0;
   const auto loads = [&](const Shares& population, const Shares& served) {
@@ -69,20 +78,17 @@ void LoadFactors::prepare(const Plan& plan) {
       arrives = capped(served, *x.capacity_factor, reroute, x.pad);
     }
     ++rows;
-    return rank_loads(arrives, placed(x, population, groups_, plan.parallelism, problem_.cluster));
+    return rank_loads(arrives, placed(x, population, groups_, shaped.parallelism, problem_.cluster));
   };
-  Shaped out{.exchange = x, .ep = ep, .etp = etp, .table = {}};
-  out.table.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, std::vector<std::int64_t>{ep}, sampling_, 16, loads);
-  out.bands = std::make_unique<BandCache>(moe_before_.back());
-  out.dropped = rows > 0 ? dropped / static_cast<double>(rows) : 0;
-  shaped_.push_back(std::move(out));
+  shaped.table.emplace(problem_.load, static_cast<std::int64_t>(moe_before_.back()), experts_, std::vector<std::int64_t>{shaped.parallelism.ep}, sampling_, 16, loads);
+  shaped.dropped = rows > 0 ? dropped / static_cast<double>(rows) : 0;
 }
 
 FactorBand LoadFactors::stage(const Plan& plan, std::int64_t first, std::int64_t last) const {
   const int ep = plan.parallelism.ep;
   const std::size_t from = moe_before_[static_cast<std::size_t>(first)], to = moe_before_[static_cast<std::size_t>(last)];
   if (const Shaped* s = shaped(plan)) {
-    FactorBand band = s->bands->get(from, to, [&] { return s->table->stage(ep, from, to); });
+    FactorBand band = s->bands.get(from, to, [&] { return s->table->stage(ep, from, to); });
     // Without counts on the host a receive buffer must take every expert's full capacity.
     if (plan.experts.capacity_factor && from < to)
       for (StageFactors* f : {&band.p50, &band.p95}) f->buffer = std::max(f->buffer, std::min(*plan.experts.capacity_factor, static_cast<double>(ep)));

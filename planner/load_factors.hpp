@@ -50,7 +50,8 @@ class LoadFactors {
   /// `only`: the one degree that will be asked for, where a plan is priced alone; drawn alone it is the same to the bit.
   explicit LoadFactors(const Problem& problem, std::optional<int> only = {});
 
-  /// Draws them for a plan with a capacity, replicas or a placement, if it has any. Not thread-safe; before the first `stage` of such a plan.
+  /// Makes room for those of a plan with a capacity, replicas or a placement, if it has any; they are drawn when it first asks. Not thread-safe;
+  /// before the first `stage` of such a plan.
   /// Experts are placed by the expected load (a fresh placement); the step serves what a micro-batch realises.
   void prepare(const Plan& plan);
 
@@ -65,11 +66,13 @@ class LoadFactors {
  private:
   struct Shaped {
     ExpertExchange exchange;
-    int ep = 1, etp = 1;
-    std::optional<LoadTable> table;
+    Parallelism parallelism;
+    BandCache bands;
+    std::once_flag drawn{};
+    std::optional<LoadTable> table{};
     double dropped = 0;
-    std::unique_ptr<BandCache> bands = nullptr;
   };
+  void draw(Shaped& shaped) const;
   [[nodiscard]] static bool plain(const ExpertExchange& x) { return !x.capacity_factor && x.replicas == 0 && x.placement == ExpertPlacement::contiguous; }
   /// The parts that rows depend on; the others are how they travel.
   [[nodiscard]] static ExpertExchange of_load(const ExpertExchange& x);
@@ -83,7 +86,7 @@ class LoadFactors {
   std::vector<BandCache> bands_;          ///< by degree
   mutable std::once_flag drawn_;
   mutable std::optional<LoadTable> table_;
-  std::vector<Shaped> shaped_;
+  std::vector<std::unique_ptr<Shaped>> shaped_;
 };
 
 }  // namespace moeplan

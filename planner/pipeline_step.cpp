@@ -1,18 +1,66 @@
 #include "planner/pipeline_step.hpp"
 
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 
 namespace moeplan {
 namespace {
 
-/// Whether all stages moved by the same time between the two rows, up to rounding.
+/// Periods of more numbers than these are not looked for.
+constexpr std::int64_t kLongestPeriod = 64;
+
+/// Whether all stages moved by the same time between the two rows, up to rounding. The last stages differ longest from the first.
 bool moved_alike(const std::vector<Four>& now, const std::vector<Four>& then) {
   const Four d = now.front() - then.front();
-  for (std::size_t s = 1; s < now.size(); ++s)
+  for (std::size_t s = now.size(); s-- > 1;)
     for (std::size_t l = 0; l < 4; ++l)
       if (std::abs(now[s].v[l] - then[s].v[l] - d.v[l]) > 1e-13 * now[s].v[l]) return false;
   return true;
+}
+
+/// Forward passes of the warm-up: the pass of micro-batch p - 1 - s on each stage s. Passes of one time each make a flow shop of equal jobs,
+/// whose j-th leaves a stage j times the slowest stage so far after the first.
+void warm_up(const std::vector<StageSeconds>& stages, const Four& exchange, std::vector<Four>& f) {
+  const std::size_t n = stages.size();
+  const bool again = std::any_of(stages.begin(), stages.end(), [](const StageSeconds& s) { return s.forward.v != s.forward_again.v; });
+  Four first{}, slowest{};
+  for (std::size_t s = 0; s < n; ++s) {
+    first = (s > 0 ? first + exchange : first) + stages[s].forward;
+    if (!again) {
+      slowest = max(slowest, stages[s].forward);
+      f[s] = first + slowest * static_cast<double>(n - 1 - s);
+      continue;
+    }
+    f[s] = first;
+    for (std::size_t before = s; before-- > 1;) f[before] = max(f[before], f[before - 1] + exchange) + stages[before].forward_again;
+    if (s > 0) f[0] += stages[0].forward_again;
+  }
+}
+
+/// The four lanes in a register, as they lie in memory.
+typedef double Lanes __attribute__((vector_size(32), aligned(8), may_alias));
+
+/// One number of a pipeline that goes on for ever: backward passes, after this stage's forward pass of the number and the next stage's
+/// backward pass; then the forward passes of the next number, after this backward pass and the earlier stage's forward pass of this number.
+/// With g the end of a forward pass and the time of the backward pass behind it, b[s] = max(g[s], b[s + 1] + x + B) and
+/// g[s] = max(b[s] + F + B, g[s - 1] - B' + x + F + B). Half of a warm evaluation is this loop.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+[[gnu::target_clones("avx2", "default"), gnu::optimize("finite-math-only", "no-signed-zeros")]]   // a maximum is one instruction
+#endif
+void number(const StageMoves* moves, Four* ends, Four* back, std::int64_t n) {
+  static_assert(sizeof(StageMoves) == 3 * sizeof(Lanes) && sizeof(Four) == sizeof(Lanes));
+  const Lanes* const move = reinterpret_cast<const Lanes*>(moves);   // come back, turn, follow
+  Lanes *const g = reinterpret_cast<Lanes*>(ends), *const b = reinterpret_cast<Lanes*>(back);   // `auto` would lose their alignment
+  Lanes behind = g[n - 1];
+  for (std::int64_t s = n - 1; s > 0; --s) {
+    b[s] = behind;
+    const Lanes before = g[s - 1], turned = behind + move[3 * s + 1], follows = before + move[3 * s + 2], returned = behind + move[3 * s - 3];
+    g[s] = turned > follows ? turned : follows;
+    behind = before > returned ? before : returned;
+  }
+  b[0] = behind;
+  g[0] = behind + move[1];
 }
 
 }  // namespace
@@ -22,57 +70,44 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
   assert(m >= p && p > 0);
   if (p == 1) return (stages[0].forward + stages[0].backward) * static_cast<double>(m);
   const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
-  std::vector<Four>&f = room.forward, &b = room.backward;
-  f.assign(stages.size(), Four{});
-  b.assign(stages.size(), Four{});
-  // Warm-up: forward passes only; stage s starts at number s - (p - 1) with micro-batch 0.
-  for (std::int64_t reached = 0; reached < p; ++reached) {
-    const auto last = at(reached);
-    f[last] = (reached > 0 ? f[last - 1] + exchange : Four{}) + stages[last].forward;
-    for (std::size_t s = last; s-- > 1;) f[s] = max(f[s], f[s - 1] + exchange) + stages[s].forward_again;
-    if (reached > 0) f[0] += stages[0].forward_again;
+  room.forward.resize(stages.size());
+  room.ends.resize(stages.size());
+  room.moves.resize(stages.size());
+  warm_up(stages, exchange, room.forward);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const Four turn = stages[s].forward + stages[s].backward;
+    room.moves[s] = {exchange + stages[s].backward, turn, s > 0 ? exchange + turn - stages[s - 1].backward : turn};
+    room.forward[s] += stages[s].backward;
   }
-  // Backward passes of number a, after this stage's forward pass of the number and the next stage's backward pass; then its forward passes
-  // of number a + 1, after this backward pass and the earlier stage's forward pass of number a. Stages before `first` have no forward
-  // pass left: their backward passes follow each other.
-  const auto number = [&](std::size_t first, bool forth) {
-    const auto n = static_cast<std::size_t>(p);
-    Four behind{};   // backward pass of the stage behind
-    for (std::size_t s = n; s-- > first;) {
-      const StageSeconds& stage = stages[s];
-      behind = (s + 1 < n ? max(f[s], behind + exchange) : f[s]) + stage.backward;
-      b[s] = behind;
-      if (forth) f[s] = (s > 0 ? max(behind, f[s - 1] + exchange) : behind) + stage.forward;
-    }
-    for (std::size_t s = first; s-- > 0;) b[s] = behind = max(b[s], behind + exchange) + stages[s].backward_again;
-  };
+  room.mark = room.forward;
+  // Numbers until the pipeline repeats itself; what backward passes did since the mark is kept.
   std::int64_t a = 0, marked = 0, next_mark = 1;
-  room.mark = f;
-  for (; a < m - p; ++a) {
-    number(0, true);
-    const std::int64_t period = a + 1 - marked;
-    if (m - p - (a + 1) >= period && moved_alike(f, room.mark)) {
-      const std::int64_t periods = (m - p - (a + 1)) / period;
-      const Four jump = (f.front() - room.mark.front()) * static_cast<double>(periods);
-      for (Four& each : f) each += jump;
-      a += periods * period;
-      next_mark = m;  // what is left is shorter than a period
+  for (;; ++a) {
+    if (a == next_mark) {
+      room.mark = room.forward;
+      marked = a;
+      next_mark = 2 * a;
     }
-    if (a + 1 >= next_mark && next_mark < m) {
-      room.mark = f;
-      marked = a + 1;
-      next_mark = 2 * (a + 1);
-    }
+    const std::int64_t row = std::min(a - marked, kLongestPeriod);
+    if (room.rows.size() < at((row + 1) * p)) room.rows.resize(at((row + 1) * p));
+    Four* const back = &room.rows[at(row * p)];
+    number(room.moves.data(), room.forward.data(), back, p);
+    if (a >= m - p) room.ends[at(a - (m - p))] = back[a - (m - p)];
+    if (a + 1 == m || (row < kLongestPeriod && moved_alike(room.forward, room.mark))) break;
   }
-  // Cool-down: stage by stage the forward passes end.
-  for (; a < m; ++a) {
-    const std::size_t first = at(a - (m - p));
-    if (a + 1 == m) { number(first, false); break; }
-    const Four ends = f[first];   // this stage's last forward pass is behind it
-    number(first, true);
-    f[first] = ends;
+  const std::int64_t period = a + 1 - marked;
+  const Four moved = room.forward.front() - room.mark.front();
+  // Stage k's last forward pass is behind it at number m - p + k; until then it has gone on as if there were more to come. What it does
+  // then goes back through stages that have backward passes alone: a flow shop of equal jobs.
+  Four end{}, back{}, slowest{};
+  for (std::int64_t k = 0; k < p; ++k) {
+    const std::int64_t since = m - p + k - marked;
+    if (m - p + k > a) room.ends[at(k)] = room.rows[at(since % period * p + k)] + moved * static_cast<double>(since / period);
+    slowest = max(slowest, stages[at(k)].backward_again);
+    end = max(end, room.ends[at(k)] + back + slowest * static_cast<double>(p - 1 - k));
+    back += exchange + stages[at(k)].backward_again;
   }
-  return b.front();
+  return end;
 }
 
 Four pipeline_floor(const std::vector<StageSeconds>& stages, const Four& exchange, std::int64_t m) {

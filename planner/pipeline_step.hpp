@@ -4,7 +4,8 @@
 /// Number the forward pass of micro-batch j on stage s by a = j + s - (p - 1). Then a pass waits only for passes of the same or the
 /// previous number: the forward passes of one number follow from those of the number before by a max-plus map that is constant in the
 /// steady state (0 <= a < m - p). As soon as all stages have moved on by the same time over some period, they do so for ever, and
-/// whole periods are skipped. Needs m >= p; equal to `pipeline_seconds`, which plays every pass (tests/planner/pipeline_test.cpp).
+/// what each stage does when its forward passes end is known. The passes of warm-up and cool-down, all of one direction, are flow shops of
+/// equal jobs, which have closed forms. Needs m >= p; equal to `pipeline_seconds`, which plays every pass (tests/planner/pipeline_test.cpp).
 
 #include <cstdint>
 #include <vector>
@@ -19,9 +20,16 @@ struct StageSeconds {
   Four forward, backward, forward_again, backward_again;
 };
 
+/// From one pass of the steady state to the next: what a stage's backward pass adds to that of the stage behind, what its next forward
+/// pass and the backward pass behind that add to it, and to what the stage before has done.
+struct StageMoves {
+  Four come_back, turn, follow;
+};
+
 /// Reusable room for the play.
 struct PipelineRoom {
-  std::vector<Four> forward, backward, mark;
+  std::vector<StageMoves> moves;
+  std::vector<Four> forward, mark, rows, ends;
 };
 
 /// Step time without the optimizer. `stages` in order, `exchange` between neighbours, `micro_batches` >= stages.

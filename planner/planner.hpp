@@ -18,7 +18,7 @@ struct Pins {
   std::optional<ContextExchange> context_exchange;
   std::optional<StatePassing> state_passing;
   std::optional<Offload> offload;
-  /// Of the expert exchange. What changes results (dispatch type, capacity, overflow) is never searched, only pinned.
+  /// Of the expert exchange. What changes results (dispatch type, capacity, overflow) is searched only where that is asked for.
   std::optional<DType> dispatch;
   std::optional<DispatchRoute> route;
   std::optional<std::int64_t> expert_chunks, expert_replicas;
@@ -36,7 +36,8 @@ struct SearchOptions {
   int top = 5;                            ///< plans returned, best first; the Pareto front is returned besides
   int threads = 0;                        ///< 0: all cores; the answer does not depend on it
   bool search_offload = false;            ///< host memory is used where it helps
-  bool search_dispatch = false;           ///< fp8 on the way to the experts beside bf16, which changes results
+  /// What changes results: fp8 on the way to the experts beside bf16, capacities beside none, rerouting beside dropping, every optimizer.
+  bool search_dispatch = false, search_capacity = false, search_overflow = false, search_optimizer = false;
   /// All that changes no result: schedules, virtual and uneven stages, pieces, route, placement and replicas of the expert exchange.
   bool wide = false;
   bool full_attention_flops = false;      ///< MFU convention: count causal attention whole
@@ -45,12 +46,13 @@ struct SearchOptions {
 
 struct Answer {
   std::int64_t searched = 0, feasible = 0;       ///< candidates decided, each a distinct lowering; of those, how many fit
-  std::int64_t bounded = 0;                       ///< of the feasible: decided by a bound, because a faster plan needs no more memory
+  std::int64_t bounded = 0;                       ///< of the feasible: decided by a bound on their time, because a faster plan needs no more memory; the rest were priced
   std::int64_t dominated = 0;                     ///< wide search: so decided before it was known whether they fit; searched = feasible + dominated + rejected
   std::map<std::string, std::int64_t> rejected;   ///< by rule
   std::map<std::string, std::string> example;     ///< by rule: one reason in numbers, of the candidate closest to fitting
   std::vector<RankedPlan> plans;                  ///< best step time first, then the rest of the Pareto front
   std::vector<std::size_t> pareto;                ///< indices into plans: step time, peak memory, device-hours, money
+  std::vector<OptimizerKind> optimizers;          ///< of each plan, where they were searched; the problem's otherwise
   std::optional<Infeasible> infeasible;
 };
 

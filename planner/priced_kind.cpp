@@ -56,13 +56,13 @@ struct Setting {
   /// A runtime's own copies of rows are not among what follows the load.
   [[nodiscard]] std::optional<RoutedRows> rows(const Block& block) const { return shared.problem.runtime.kept.empty() ? routed_rows(block) : std::nullopt; }
 
-  /// Calls `f` with the kind's block under another load; the block is afterwards as it was at `back`.
+  /// Calls `f` with the kind's block under another load; the block stays at its own.
   template <class F>
-  void at_load(PricedKind& k, double scale, double back, const F& f) const {
+  void at_load(PricedKind& k, double scale, const F& f) const {
     if (!k.rows) { f(lowered(scale)); return; }
     set_routed_scale(k.block, *k.rows, scale);
     f(k.block);
-    set_routed_scale(k.block, *k.rows, back);
+    set_routed_scale(k.block, *k.rows, k.scale);
   }
 };
 
@@ -84,17 +84,19 @@ void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.put_off = balanced.put_off;
   k.host = k.host_more = k.block.host;
   k.routed = std::any_of(k.block.values.begin(), k.block.values.end(), [](const Value& v) { return v.ragged; });
-  if (!k.routed || load.p95.buffer == 1.0) {
-    k.forward50 = k.forward95 = balanced.forward;
-    k.backward50 = k.backward95 = balanced.backward;
-    k.weight50 = k.weight95 = balanced.weight_backward;
-    return;
-  }
-  k.rows = setting.rows(k.block);
+  if (k.routed && (load.p95.buffer != 1.0 || load.p50.step != 1.0)) k.rows = setting.rows(k.block);
+  k.forward50 = k.forward95 = balanced.forward;
+  k.backward50 = k.backward95 = balanced.backward;
+  k.weight50 = k.weight95 = balanced.weight_backward;
+}
+
+void load_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
+  if (!k.routed || load.p95.buffer == 1.0) return;
+  const Setting setting{shared, plan, id};
   BlockMemory m95, m50;
-  setting.at_load(k, load.p95.buffer, 1.0, [&](const Block& b) { m95 = block_memory(b), k.host_more = b.host; });
+  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b), k.host_more = b.host; });
   if (load.p50.buffer == load.p95.buffer) m50 = m95;
-  else setting.at_load(k, load.p50.buffer, 1.0, [&](const Block& b) { m50 = block_memory(b); });
+  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b); });
   k.forward50 = m50.forward;
   k.backward50 = m50.backward;
   k.forward95 = m95.forward;
@@ -109,9 +111,9 @@ void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
 void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
   const Setting setting{shared, plan, id};
   if (k.routed && load.p50.step != 1.0) {
-    if (!k.rows) k.rows = setting.rows(k.block);
     if (k.rows) set_routed_scale(k.block, *k.rows, load.p50.step);
     else k.block = setting.lowered(load.p50.step);
+    k.scale = load.p50.step;
   }
   std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
   k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step)).second; });
@@ -129,7 +131,7 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
     for (const std::size_t i : k.rows->weight_backward) again[k.block.forward.size() + k.block.backward.size() + i] = true;
   }
   std::size_t at = 0;
-  setting.at_load(k, load.p95.step, load.p50.step, [&](const Block& b) {
+  setting.at_load(k, load.p95.step, [&](const Block& b) {
     k.time95 = block_time(b, [&](const BlockNode& n) {
       const std::size_t i = at++;
       return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step) : seen[i].second;
@@ -137,28 +139,17 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   });
 }
 
-PricedPair price_pair(const PricedKind& f, const PricedKind& b, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::array<std::size_t, 2> ids) {
-  const auto at = [&](const PricedKind& k, std::size_t id, double scale) {
-    if (!k.routed) return k.block;
-    if (!k.rows) return Setting{shared, plan, id}.lowered(scale);
-    Block out = k.block;
-    set_routed_scale(out, *k.rows, scale);
-    return out;
-  };
-  const Setting setting{shared, plan, ids[0]};
-  const auto seconds = [&](double scale) {
-    return block_time(side_by_side(at(f, ids[0], scale), at(b, ids[1], scale)), [&](const BlockNode& n) { return setting.price(n, scale); }).forward.total.value;
-  };
-  const auto bytes = [&](double scale) {
-    const Block forward = at(f, ids[0], scale), backward = at(b, ids[1], scale);
-    return side_by_side_memory(side_by_side(forward, backward), forward, backward).peak();
-  };
-  PricedPair out;
-  out.median = seconds(load.p50.step);
-  out.p95 = load.p95.step == load.p50.step ? out.median : seconds(load.p95.step);
-  out.peak50 = bytes(load.p50.buffer);
-  out.peak95 = load.p95.buffer == load.p50.buffer ? out.peak50 : bytes(load.p95.buffer);
+Block block_at(const PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, std::size_t id, double scale) {
+  if (!k.routed) return k.block;
+  if (!k.rows) return Setting{shared, plan, id}.lowered(scale);
+  Block out = k.block;
+  set_routed_scale(out, *k.rows, scale);
   return out;
+}
+
+double pair_seconds(const Block& forward, const Block& backward, const Evaluator::Shared& shared, const Plan& plan, double scale) {
+  const Setting setting{shared, plan, 0};
+  return block_time(side_by_side(forward, backward), [&](const BlockNode& n) { return setting.price(n, scale); }).forward.total.value;
 }
 
 }  // namespace moeplan

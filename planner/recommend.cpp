@@ -138,6 +138,7 @@ Recommendation recommend(const std::vector<DeviceType>& types, const RecommendOp
         Answer answer = plan(*here, search);
         if (answer.plans.empty()) continue;
         ClusterOption option{.cluster = here->cluster, .best = std::move(answer.plans.front())};
+        if (!answer.optimizers.empty()) option.optimizer = answer.optimizers.front();
         const Forecast& f = option.best.forecast;
         const double seconds = f.device_hours_interval ? f.device_hours_interval->high * 3600 / static_cast<double>(n) : 0;
         option.meets = (!options.deadline || seconds <= *options.deadline) && (!options.budget || (f.cost_interval && f.cost_interval->high <= *options.budget));

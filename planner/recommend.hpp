@@ -22,6 +22,7 @@ struct DeviceType {
 struct ClusterOption {
   ClusterSpec cluster;
   RankedPlan best;
+  std::optional<OptimizerKind> optimizer = std::nullopt;   ///< of `best`, where it was searched
   bool meets = false;                      ///< deadline and budget, as far as they are given
 };
 

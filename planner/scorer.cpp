@@ -36,6 +36,8 @@ GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, co
     : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()), optimizer_(shared_) {
   const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
   for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
+  counts_.assign(shared_.example.size(), 0);
+  for (const std::size_t kind : shared_.kind_of) ++counts_[kind];
 }
 
 /// Lowers the layer kinds, once a candidate's states fit.
@@ -44,8 +46,9 @@ void GroupScorer::hold() {
   for (std::size_t id = 0; id < shared_.example.size(); ++id) {
     const PricedKind& k = group_.held(id);
     const SlotMemory held = slot_memory(k.block, {});
-    KindPrice price{.forward = {}, .backward = {}, .weight = {}, .busy = {}, .forward50 = k.forward50.peak().value, .forward95 = k.forward95.peak().value, .backward50 = k.backward50.peak().value, .backward95 = k.backward95.peak().value,
-                    .carried_gradients = held.carried_gradients.value, .unreduced = held.unreduced.value, .entering = 0, .carried = 0, .has_backward = held.has_backward, .has_weight = !k.block.weight_backward.empty()};
+    KindPrice price{};
+    price.carried_gradients = held.carried_gradients.value, price.unreduced = held.unreduced.value;
+    price.has_backward = held.has_backward, price.has_weight = !k.block.weight_backward.empty();
     for (std::size_t i = 0; i < k.block.inputs.size(); ++i) {
       const std::int64_t b = k.block.values[at(k.block.inputs[i])].bytes().value;
       price.entering += b;
@@ -55,19 +58,30 @@ void GroupScorer::hold() {
     priced_.push_back(&k);
   }
   slots_.resize(kinds_.size());
-  std::vector<std::int64_t> kept;
-  for (const PricedKind* k : priced_) kept.push_back(sum(k->kept));
+  kept_.clear();
+  for (const PricedKind* k : priced_) kept_.push_back(sum(k->kept));
   const std::lock_guard lock(shared_.mutex);
-  shared_.kept.try_emplace(kept_key(block_), std::move(kept));
+  shared_.kept_lately.try_emplace(kept_key(block_), kept_);
+}
+
+/// Measures them at the load draws, once a candidate's memory is asked for.
+void GroupScorer::load() {
+  if (loaded_) return;
+  loaded_ = true;
+  hold();
+  for (std::size_t id = 0; id < kinds_.size(); ++id) {
+    const PricedKind& k = group_.loaded(id);
+    kinds_[id].forward50 = k.forward50.peak().value, kinds_[id].forward95 = k.forward95.peak().value;
+    kinds_[id].backward50 = k.backward50.peak().value, kinds_[id].backward95 = k.backward95.peak().value;
+  }
 }
 
 void GroupScorer::prepare(std::size_t stages) {
   StageTable& t = stage_[stages];
   if (t.ready) return;
   t.ready = true;
-  hold();
+  load();
   const ShardStages& s = table_.stages[stages];
-  std::int64_t crossing = 0;
   for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
     const SplitStage& stage = s.split.stages[i];
     const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
@@ -82,60 +96,43 @@ void GroupScorer::prepare(std::size_t stages) {
     std::int64_t host = 0;
     for (std::size_t k = 0; k < kinds_.size(); ++k) host += stage.count[k] * host_at(*priced_[k], load.p95.saved).value;
     t.host.push_back(host * std::min<std::int64_t>(micro_batches_[stages], s.pp - static_cast<std::int64_t>(i)));
-    if (i > 0) crossing = std::max(crossing, kinds_[stage.kinds.front()].entering);
   }
-  t.crossing = crossing;
 }
 
 void GroupScorer::price_times() {
   if (timed_) return;
   timed_ = true;
+  hold();
   for (std::size_t id = 0; id < kinds_.size(); ++id) {
-    const PricedKind& k = group_.kind(id);
+    const PricedKind& k = group_.timed(id);
     kinds_[id].forward = lanes(k.time50.forward, k.time95.forward, k.forward_spread);
     kinds_[id].backward = lanes(k.time50.backward, k.time95.backward, k.backward_spread);
     kinds_[id].weight = lanes(k.time50.weight_backward, k.time95.weight_backward, k.weight_spread);
     kinds_[id].busy = busy(k.time50.forward, k.time95.forward, k.forward_spread) + busy(k.time50.backward, k.time95.backward, k.backward_spread) +
                       busy(k.time50.weight_backward, k.time95.weight_backward, k.weight_spread);
+    slots_[id].forward = kinds_[id].forward, slots_[id].backward = kinds_[id].backward;
+    whole_.full += (kinds_[id].forward + kinds_[id].backward + kinds_[id].weight) * static_cast<double>(counts_[id]);
+    whole_.busy += kinds_[id].busy * static_cast<double>(counts_[id]);
   }
 }
 
 void GroupScorer::prepare_times(std::size_t stages) {
-  prepare(stages);
   StageTable& t = stage_[stages];
   if (t.timed) return;
   t.timed = true;
   price_times();
   const ShardStages& s = table_.stages[stages];
+  std::int64_t crossing = 0;
+  for (std::size_t i = 1; i < s.split.stages.size(); ++i) crossing = std::max(crossing, kinds_[s.split.stages[i].kinds.front()].entering);
   Parallelism par = block_.parallelism;
   par.pp = s.pp;
   par.dp_shard = s.dp;   // only the ranks of a stage matter to the pipeline's group
   par.dp_replicate = 1;
   const GroupShape where = group_shape(Group::pipeline, par);
-  if (s.pp > 1 && t.crossing > 0) {
-    const Estimate e = shared_.links.price(CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = {t.crossing}}, where, 1.0);
+  if (s.pp > 1 && crossing > 0) {
+    const Estimate e = shared_.links.price(CommCall{.collective = Collective::send_receive, .group = Group::pipeline, .payload = {crossing}}, where, 1.0);
     t.exchange = {{e.median.value, e.median.value, e.low.value, e.high.value}};
   }
-}
-
-const Four& GroupScorer::least_step(std::size_t stages, Schedule schedule) {
-  prepare_times(stages);
-  std::optional<Four>& floor = order(stages, schedule).floor;
-  if (floor) return *floor;
-  if (schedule != Schedule::one_forward_one_backward) return floor.emplace(turn_floor(stages, schedule));
-  stages_.clear();
-  for (const SplitStage& stage : table_.stages[stages].split.stages) {
-    StageSeconds sum{};
-    for (std::size_t k = 0; k < kinds_.size(); ++k) {
-      if (stage.count[k] == 0) continue;
-      sum.forward += kinds_[k].forward * static_cast<double>(stage.count[k]);
-      sum.backward += kinds_[k].backward * static_cast<double>(stage.count[k]);
-    }
-    sum.forward_again = sum.forward;
-    sum.backward_again = sum.backward;
-    stages_.push_back(sum);
-  }
-  return floor.emplace(pipeline_floor(stages_, stage_[stages].exchange, micro_batches_[stages]));
 }
 
 std::int64_t GroupScorer::transient(const Choice& c, std::size_t stage_index, bool p95) const {
@@ -221,52 +218,6 @@ std::int64_t GroupScorer::states(const Choice& c) const {
   return with_reserve(c, most);
 }
 
-std::optional<std::int64_t> GroupScorer::least(const Choice& c) {
-  OrderTable& t = order(c.stages, c.schedule);
-  if (t.no_least) return std::nullopt;
-  if (t.least.empty()) {
-    std::vector<std::int64_t> kept;
-    {
-      const std::lock_guard lock(shared_.mutex);
-      const auto known = shared_.kept.find(kept_key(block_));
-      if (known == shared_.kept.end()) return std::nullopt;
-      kept = known->second;
-    }
-    t.least = least_kept(c.stages, c.schedule, kept);
-    t.no_least = t.least.empty();
-    if (t.no_least) return std::nullopt;
-  }
-  std::int64_t most = 0;
-  for (std::size_t i = 0; i < t.least.size(); ++i) most = std::max(most, stage_states(c, i) + t.least[i]);
-  return with_reserve(c, most);
-}
-
-/// All micro-batches in flight at the balanced load, but for the slot that turns round. Nothing where the 95th percentile of the load may
-/// keep less.
-std::vector<std::int64_t> GroupScorer::least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const {
-  const ShardStages& s = table_.stages[stages];
-  const std::int64_t p = s.pp, v = s.virtual_stages, all = micro_batches_[stages] * v;
-  std::vector<std::int64_t> out;
-  for (std::int64_t i = 0; i < p; ++i) {
-    const SplitStage& stage = s.split.stages[at(i)];
-    // Passes of a chunk between their forward and their backward pass when the first of those begins.
-    const bool cut = schedule == Schedule::interleaved || schedule == Schedule::expert_overlap;
-    const std::int64_t flying = std::min(all, cut ? 2 * (p - 1 - i) + (v - 1) * p + 1 : p - i);
-    std::int64_t sum = 0, largest = 0;
-    for (std::int64_t c = 0; c < v; ++c) {
-      const SplitChunk& chunk = stage.chunks[at(c)];
-      if (shared_.load.stage(block_, chunk.first_layer, chunk.end_layer).p95.saved < 1) return {};   // a capacity may keep less than the balanced load
-      const std::int64_t passes = v == 1 ? flying : flying / (p * v) * p + std::clamp<std::int64_t>(flying % (p * v) - c * p, 0, p);
-      for (std::size_t k = chunk.first; k < chunk.end; ++k) {
-        sum += passes * kept[stage.kinds[k]];
-        largest = std::max(largest, kept[stage.kinds[k]]);
-      }
-    }
-    out.push_back(sum - (v == 1 && !cut ? kept[stage.kinds.back()] : largest));
-  }
-  return out;
-}
-
 PeakBytes GroupScorer::memory(const Choice& c) {
   const Transients& t = transients(c);
   const ShardStages& s = table_.stages[c.stages];
@@ -318,8 +269,8 @@ Four GroupScorer::step(const Choice& c) {
     known_of_ = here;
     if (known_.size() < classes_.size()) known_.resize(classes_.size());
     for (std::size_t i = 0; i < classes_.size(); ++i) known_[i].clear();
-    set_slots(c);
   }
+  set_slots(c);
   for (std::size_t i = 0; i < classes_.size(); ++i) {
     const std::vector<SlotRun>& runs = s.split.classes[i];
     const bool last = i == s.split.stages.back().runs;
@@ -343,10 +294,15 @@ Four GroupScorer::pass(const std::vector<SlotRun>& runs, std::size_t of_class, b
   return seconds;
 }
 
+/// The gathers and reductions of a layout beside the passes as they are timed.
 void GroupScorer::set_slots(const Choice& c) {
   const ShardPrices &dense = *table_.stages[c.stages].dense[c.dense].prices, &expert = *table_.stages[c.stages].expert[c.expert].prices;
-  for (std::size_t k = 0; k < kinds_.size(); ++k)
-    slots_[k] = {kinds_[k].forward, kinds_[k].backward, dense.gather[k] + expert.gather[k], dense.reduce[k] + expert.reduce[k]};
+  if (slots_of_ == std::array{&dense, &expert}) return;
+  slots_of_ = {&dense, &expert};
+  for (std::size_t k = 0; k < kinds_.size(); ++k) {
+    slots_[k].gather = dense.gather[k] + expert.gather[k];
+    slots_[k].reduce = dense.reduce[k] + expert.reduce[k];
+  }
   if (offloads_weights(block_.offload))
     for (std::size_t k = 0; k < kinds_.size(); ++k)
       if (const std::int64_t fetched = dense.host_fetch[k] + expert.host_fetch[k]; fetched > 0) {
@@ -358,13 +314,6 @@ void GroupScorer::set_slots(const Choice& c) {
 Four GroupScorer::step(const Choice& c, const Plan& given) {
   micro_batches_[c.stages] = given.micro_batches;
   return step(c);
-}
-
-Four GroupScorer::floor(const Choice& c) {
-  const ShardStages& s = table_.stages[c.stages];
-  const Four optimizer = s.optimizer.empty() ? Four{} : s.optimizer[c.dense * s.expert.size() + c.expert];
-  const Four passes = c.schedule == Schedule::one_forward_one_backward ? least_step(c.stages, c.schedule) : max(least_step(c.stages, c.schedule), turn_floor(c));
-  return passes + optimizer + Four::of(shared_.problem.runtime.step_overhead.value);
 }
 
 Plan GroupScorer::plan(const Choice& c) const {

@@ -8,7 +8,9 @@
 
 #include <array>
 #include <deque>
+#include <map>
 #include <optional>
+#include <tuple>
 
 #include "planner/pipeline_step.hpp"
 #include "planner/shard_table.hpp"
@@ -29,6 +31,11 @@ struct PeakBytes {
   std::int64_t states = 0;          ///< what stays alone, reserve included
   std::int64_t median = 0, p95 = 0; ///< peak over the step
   std::int64_t host = 0;            ///< in host memory
+};
+
+/// Bytes, reserve included: what stays alone, and at the 95th percentile.
+struct SplitFloor {
+  std::int64_t states = 0, bytes = 0;
 };
 
 class GroupScorer {
@@ -52,10 +59,14 @@ class GroupScorer {
   [[nodiscard]] Four step(const Choice& c);
   /// Same with the micro-batches of a plan as it is given.
   [[nodiscard]] Four step(const Choice& c, const Plan& given);
-  /// Never more than `step`: nothing waits for weights.
+  /// Never more than `step`: the longest path that stays with one stage.
   [[nodiscard]] Four floor(const Choice& c);
-  /// Never more than that: nor does the optimizer take time. Equal for all shards of the same stages.
-  [[nodiscard]] const Four& least_step(std::size_t stages, Schedule schedule);
+  /// Nor is this, which is no less than `floor` but has to lower more.
+  [[nodiscard]] Four close_floor(const Choice& c);
+  /// No more memory than any split and order of the choice's layout needs; lowers nothing.
+  [[nodiscard]] SplitFloor any_split(const Choice& c);
+  /// Never more than the step of any split of the choice's layout under its order and treatment of gathered weights.
+  [[nodiscard]] Four any_split_step(const Choice& c);
   /// The candidate as a plan.
   [[nodiscard]] Plan plan(const Choice& c) const;
 
@@ -63,10 +74,16 @@ class GroupScorer {
   struct KindPrice {
     Four forward, backward, weight;                              ///< once `timed`
     Four busy;                                                   ///< compute of all three
-    std::int64_t forward50, forward95, backward50, backward95;   ///< transient peaks, bytes
+    std::int64_t forward50, forward95, backward50, backward95;   ///< transient peaks, bytes, once `loaded`
     std::int64_t carried_gradients, unreduced;
     std::int64_t entering, carried;                              ///< bytes per micro-batch at a stage's entrance
     bool has_backward, has_weight;
+  };
+  /// Seconds of a micro-batch on a stage: its passes, their compute alone, those of its first chunk; on the second lane one gather of each slot, of
+  /// each that has a backward pass, one more where it has to be gathered again for that; reductions.
+  struct Load {
+    Four full{}, busy{}, forth{}, back{}, gather{}, gather_back{}, gather_again{}, reduce{};
+    [[nodiscard]] Four micro_batch(const Choice& c) const;
   };
   /// Memory of a stage beyond its states: 2 x 2 x 2 x 2 cases of (dense cut, experts cut, reshard, prefetch).
   struct Transients {
@@ -76,23 +93,24 @@ class GroupScorer {
   struct OrderTable {
     std::vector<std::int64_t> least;                          ///< per stage, beyond its states
     bool no_least = false;                                    ///< the load's 95th percentile may keep less than the balanced load
-    std::optional<Four> floor;                                ///< nothing gathered, no optimizer
-    std::vector<std::vector<Turn>> turns;                     ///< per stage
+    std::optional<Four> floor;                                ///< of passes side by side, nothing gathered, no optimizer
     std::array<std::vector<StageTurns>, 4> played;            ///< per stage, by treatment of gathered weights
     std::vector<std::pair<unsigned, Transients>> transients;  ///< by case, the few that are asked for
   };
   struct StageTable {
     std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
     std::vector<std::int64_t> host;                           ///< per stage: activations in host memory, 95th percentile
-    std::int64_t crossing = 0;                                ///< bytes of the largest message between stages
-    Four exchange;
+    Four exchange;                                            ///< of the largest message between stages, once `timed`
     std::array<std::unique_ptr<OrderTable>, 4> orders;        ///< by schedule, those asked for
     std::vector<std::vector<TurnSlot>> slots;                 ///< per stage, for other schedules than 1F1B
     std::vector<std::vector<TurnChunk>> chunks;
+    std::vector<Load> loads;                                  ///< per stage
+    std::optional<std::array<std::size_t, 2>> loads_of;       ///< dense, expert: whose gathers they have
     bool ready = false, timed = false;
   };
 
   void hold();
+  void load();
   void prepare(std::size_t stages);
   void price_times();
   void prepare_times(std::size_t stages);
@@ -105,11 +123,13 @@ class GroupScorer {
   [[nodiscard]] Plan order_plan(std::size_t stages, Schedule schedule) const;
   void prepare_turns(std::size_t stages);
   void turn_kinds(const Choice& c);
-  const PairPrice& pair(std::size_t forward, std::size_t backward);
+  const PairPrice& pair(std::size_t forward, std::size_t backward, PairPart part);
+  /// Each stage's turns, which all splits of as many stages share.
+  [[nodiscard]] const std::vector<std::vector<Turn>>& turns_of(const Plan& order_plan);
+  [[nodiscard]] const std::vector<std::int64_t>* kept_ever();
+  void add_gathers(Load& load, std::size_t kind, std::int64_t slots) const;
   [[nodiscard]] Transients turn_transients(const Choice& c);
   [[nodiscard]] Four turn_step(const Choice& c);
-  [[nodiscard]] Four turn_floor(std::size_t stages, Schedule schedule);
-  [[nodiscard]] Four turn_floor(const Choice& c);
   [[nodiscard]] Four beside(const std::vector<std::size_t>& kinds);
   [[nodiscard]] std::vector<std::int64_t> least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const;
   [[nodiscard]] std::int64_t stage_states(const Choice& c, std::size_t stage) const;
@@ -121,11 +141,14 @@ class GroupScorer {
 
   const Evaluator::Shared& shared_;
   Evaluator::Group& group_;
-  bool timed_ = false;
+  bool loaded_ = false, timed_ = false;
   Plan block_;
   const ShardTable& table_;
   std::vector<KindPrice> kinds_;
   std::vector<const PricedKind*> priced_;
+  std::vector<std::int64_t> counts_;                         ///< slots of the model per kind
+  std::vector<std::int64_t> kept_;                           ///< per kind at the balanced load, once known
+  Load whole_;                                               ///< of the whole model on one stage
   std::vector<StageTable> stage_;
   std::vector<std::int64_t> micro_batches_;
   std::vector<SlotSeconds> slots_;
@@ -138,11 +161,17 @@ class GroupScorer {
   };
   std::vector<std::vector<KnownPass>> known_;   ///< per class
   std::optional<std::array<std::size_t, 3>> known_of_;   ///< stages, dense, expert
+  std::array<const ShardPrices*, 2> slots_of_{}, whole_of_{};   ///< whose gathers `slots_` and `whole_` have
   PipelineRoom room_;
   OptimizerPrices optimizer_;
   std::vector<TurnKind> turn_kinds_;
-  std::deque<std::optional<PairPrice>> pairs_;   ///< kind x kind
+  struct KnownPair {
+    PairPrice price;
+    bool seconds = false, peak = false;
+  };
+  std::deque<KnownPair> pairs_;   ///< kind x kind
   PairOf pair_of_;
+  std::map<std::tuple<Schedule, int, int, std::int64_t>, std::vector<std::vector<Turn>>> turns_;   ///< by order, stages, virtual stages, micro-batches
 };
 
 }  // namespace moeplan

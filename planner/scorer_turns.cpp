@@ -66,18 +66,31 @@ void GroupScorer::turn_kinds(const Choice& c) {
                       .forward_peak = {price.forward50, price.forward95}, .backward_peak = {price.backward50, price.backward95}, .weight_peak = {held.weight50.peak().value, held.weight95.peak().value},
                       .gathered = dense.gathered[k] + expert.gathered[k], .carried_gradients = price.carried_gradients, .unreduced = price.unreduced};
   }
-  pair_of_ = [this](std::size_t f, std::size_t b) -> const PairPrice& { return pair(f, b); };
+  pair_of_ = [this](std::size_t f, std::size_t b, PairPart part) -> const PairPrice& { return pair(f, b, part); };
 }
 
-const PairPrice& GroupScorer::pair(std::size_t f, std::size_t b) {
+const PairPrice& GroupScorer::pair(std::size_t f, std::size_t b, PairPart part) {
   if (pairs_.empty()) pairs_.resize(kinds_.size() * kinds_.size());
-  std::optional<PairPrice>& known = pairs_[f * kinds_.size() + b];
-  if (known) return *known;
-  const PricedPair priced = group_.pair(f, b);
-  // Passes of a model share operators, so their errors add.
-  const PricedKind &fk = group_.kind(f), &bk = group_.kind(b);
-  const double below = fk.forward_spread.below + bk.backward_spread.below, above = fk.forward_spread.above + bk.backward_spread.above;
-  return known.emplace(PairPrice{{{priced.median, priced.p95, std::max(0.0, priced.median - below), priced.median + above}}, {priced.peak50.value, priced.peak95.value}});
+  KnownPair& known = pairs_[f * kinds_.size() + b];
+  if (part == PairPart::seconds && !known.seconds) {
+    const std::array<double, 2> priced = group_.pair_seconds(f, b);
+    // Passes of a model share operators, so their errors add.
+    const PricedKind &fk = group_.timed(f), &bk = group_.timed(b);
+    const double below = fk.forward_spread.below + bk.backward_spread.below, above = fk.forward_spread.above + bk.backward_spread.above;
+    known.price.seconds = {{priced[0], priced[1], std::max(0.0, priced[0] - below), priced[0] + above}};
+    known.seconds = true;
+  } else if (part == PairPart::peak && !known.peak) {
+    known.price.peak = group_.pair_peak(f, b);
+    known.peak = true;
+  }
+  return known.price;
+}
+
+const std::vector<std::vector<Turn>>& GroupScorer::turns_of(const Plan& plan) {
+  std::vector<std::vector<Turn>>& known = turns_[{plan.schedule, plan.parallelism.pp, plan.virtual_stages, plan.micro_batches}];
+  if (known.empty())
+    for (int s = 0; s < plan.parallelism.pp; ++s) known.push_back(turns(plan, s));
+  return known;
 }
 
 GroupScorer::Transients GroupScorer::turn_transients(const Choice& c) {
@@ -87,9 +100,10 @@ GroupScorer::Transients GroupScorer::turn_transients(const Choice& c) {
   // After the warm-up, of less than two rounds of the pipeline, every round of p micro-batches holds what the one before held.
   Plan few = order_plan(c.stages, c.schedule);
   few.micro_batches = std::min<std::int64_t>(few.micro_batches, 4 * few.parallelism.pp);
+  const std::vector<std::vector<Turn>>& order = turns_of(few);
   Transients out;
   for (std::size_t s = 0; s < t.slots.size(); ++s) {
-    const TwoLoads peak = StageTurns(turn_kinds_, t.slots[s], t.chunks[s], c.reshard, c.prefetch, pair_of_).peak(turns(few, static_cast<int>(s)));
+    const TwoLoads peak = StageTurns(turn_kinds_, t.slots[s], t.chunks[s], c.reshard, c.prefetch, pair_of_).peak(order[s]);
     out.median.push_back(peak[0]);
     out.p95.push_back(peak[1]);
   }
@@ -99,13 +113,9 @@ GroupScorer::Transients GroupScorer::turn_transients(const Choice& c) {
 Four GroupScorer::turn_step(const Choice& c) {
   prepare_turns(c.stages);
   turn_kinds(c);
-  known_of_.reset();   // what passes took was of another choice
-  const ShardStages& split = table_.stages[c.stages];
   StageTable& t = stage_[c.stages];
   OrderTable& o = order(c.stages, c.schedule);
   const Plan plan = order_plan(c.stages, c.schedule);
-  if (o.turns.empty())
-    for (int s = 0; s < split.pp; ++s) o.turns.push_back(turns(plan, s));
   const unsigned treatment = (c.reshard ? 1u : 0u) | (c.prefetch > 0 ? 2u : 0u);
   std::vector<StageTurns>& stages = o.played[treatment];
   const bool fresh = stages.empty();
@@ -120,76 +130,7 @@ Four GroupScorer::turn_step(const Choice& c) {
     }
     stages_.push_back(all);
   }
-  return play_turns(o.turns, plan.virtual_stages, plan.micro_batches, t.exchange, stages) + after_passes(c);
-}
-
-/// The same with what a stage's second lane has to carry: each pass's gathers and the reductions, beside its compute or, without a gather
-/// ahead, before it.
-Four GroupScorer::turn_floor(const Choice& c) {
-  const ShardStages& s = table_.stages[c.stages];
-  const auto m = static_cast<double>(micro_batches_[c.stages]);
-  if (const std::array here{c.stages, c.dense, c.expert}; known_of_ != here) {
-    set_slots(c);
-    known_of_.reset();
-  }
-  // Passes side by side may share a copy; without resharding a copy may serve passes to come.
-  const double passes = !c.reshard ? 0 : c.schedule == Schedule::expert_overlap ? 1 : 2;
-  Four floor{};
-  for (const SplitStage& stage : s.split.stages) {
-    Four compute{}, gathers{}, reduces{};
-    for (std::size_t i = 0; i < stage.kinds.size(); ++i) {
-      const KindPrice& k = kinds_[stage.kinds[i]];
-      compute += c.schedule == Schedule::expert_overlap ? k.busy : k.forward + k.backward + k.weight;
-      // The model's last slot keeps its copy, what has no backward pass needs none then.
-      const bool twice = k.has_backward && !(i + 1 == stage.kinds.size() && stage.chunks.back().ends_model);
-      gathers += slots_[stage.kinds[i]].gather * (twice ? passes : std::min(passes, 1.0));
-      reduces += slots_[stage.kinds[i]].reduce;
-    }
-    floor = max(floor, (c.prefetch > 0 ? max(compute, gathers + reduces) : max(compute + gathers, reduces)) * m);
-  }
-  return floor;
-}
-
-/// What no order can undercut: a stage works off all its passes, after the first forward pass of the stages before has reached it and
-/// before the last backward pass (under a split schedule none) has gone back through them. Passes side by side count as such where a
-/// stage is one chunk, else by their compute.
-Four GroupScorer::turn_floor(std::size_t stages, Schedule schedule) {
-  const ShardStages& s = table_.stages[stages];
-  const bool overlap = schedule == Schedule::expert_overlap;
-  const std::int64_t m = micro_batches_[stages];
-  Four before{}, floor{};
-  for (std::size_t i = 0; i < s.split.stages.size(); ++i) {
-    const SplitStage& stage = s.split.stages[i];
-    Four all{}, busy{}, around{};
-    for (std::size_t k = 0; k < stage.kinds.size(); ++k) {
-      const KindPrice& price = kinds_[stage.kinds[k]];
-      all += price.forward + price.backward + price.weight;
-      busy += price.busy;
-      if (k < stage.chunks.front().end) around += schedule == Schedule::zero_bubble ? price.forward : price.forward + price.backward;
-    }
-    Four takes = (overlap ? busy : all) * static_cast<double>(m);
-    if (overlap && s.virtual_stages == 1) {
-      const std::int64_t alone = std::min(m, 2 * (s.pp - 1 - static_cast<std::int64_t>(i)) + 1);
-      takes = all * static_cast<double>(alone) + beside(stage.kinds) * static_cast<double>(m - alone);
-    }
-    floor = max(floor, before + takes);
-    before += around + stage_[stages].exchange * (schedule == Schedule::zero_bubble ? 1 : 2);
-  }
-  return floor;
-}
-
-/// A chunk forward beside itself backward: its k-th slot beside the k-th from behind that has a backward pass.
-Four GroupScorer::beside(const std::vector<std::size_t>& kinds) {
-  Four sum{};
-  std::size_t f = 0, b = kinds.size();
-  while (f < kinds.size() || b > 0) {
-    if (b > 0 && !kinds_[kinds[b - 1]].has_backward) { --b; continue; }
-    const bool goes = f < kinds.size(), comes = b > 0;
-    sum += goes && comes ? pair(kinds[f], kinds[b - 1]).seconds : goes ? kinds_[kinds[f]].forward : kinds_[kinds[b - 1]].backward;
-    f += goes ? 1 : 0;
-    b -= comes ? 1 : 0;
-  }
-  return sum;
+  return play_turns(turns_of(plan), plan.virtual_stages, plan.micro_batches, t.exchange, stages) + after_passes(c);
 }
 
 }  // namespace moeplan

@@ -194,21 +194,22 @@ std::vector<int> virtual_stages(const Pins& pins, std::optional<Schedule> schedu
   return *schedule == Schedule::expert_overlap ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
 }
 
-/// Layers that the first stage (most micro-batches in flight, the embedding) and the last (head and loss) may give to the others.
-constexpr std::int64_t kGivenAway = 3;
+/// Layers that the first stage (most micro-batches in flight, the embedding) and the last (head and loss) may give to the others; the same of
+/// virtual stages, which hold fewer.
+constexpr std::int64_t kGivenAway = 3, kGivenAwayVirtual = 2;
 
-/// Equal parts; `wide`: also with fewer layers on the first and the last stage, or on two stages on either.
-std::vector<std::vector<std::int64_t>> uneven_stages(std::int64_t layers, int pp, bool wide) {
-  std::vector<std::vector<std::int64_t>> out{even_stages(layers, pp)};
-  if (!wide || pp == 1 || pp > layers) return out;
-  const std::int64_t each = layers / pp;
-  for (std::int64_t first = pp == 2 ? -kGivenAway : 0; first <= kGivenAway; ++first) {
-    for (std::int64_t last = 0; last <= (pp == 2 ? 0 : kGivenAway); ++last) {
+/// Equal parts; `wide`: also with fewer layers on the first and the last (virtual) stage, or on two stages on either.
+std::vector<std::vector<std::int64_t>> uneven_stages(std::int64_t layers, int stages, std::int64_t given, bool wide) {
+  std::vector<std::vector<std::int64_t>> out{even_stages(layers, stages)};
+  if (!wide || stages == 1 || stages > layers) return out;
+  const std::int64_t each = layers / stages;
+  for (std::int64_t first = stages == 2 ? -given : 0; first <= given; ++first) {
+    for (std::int64_t last = 0; last <= (stages == 2 ? 0 : given); ++last) {
       std::vector<std::int64_t> split;
-      if (pp == 2) {
+      if (stages == 2) {
         split = {each - first, layers - each + first};
       } else {
-        split = even_stages(layers - 2 * each + first + last, pp - 2);
+        split = even_stages(layers - 2 * each + first + last, stages - 2);
         split.insert(split.begin(), each - first);
         split.push_back(each - last);
       }
@@ -225,8 +226,7 @@ std::vector<VirtualSplit> splits_of(const Pins& pins, const std::vector<int>& vi
   for (const int v : virtual_stages) {
     if (v > 1 && !pins.virtual_stages && (pp == 1 || static_cast<std::int64_t>(pp) * v > layers)) continue;   // a layer each
     if (static_cast<int>(pins.stage_layers.size()) == pp * v) out.push_back({v, pins.stage_layers});
-    else if (v > 1) out.push_back({v, even_stages(layers, pp * v)});
-    else for (auto& split : uneven_stages(layers, pp, wide && pins.stage_layers.empty())) out.push_back({1, std::move(split)});
+    else for (auto& split : uneven_stages(layers, pp * v, v > 1 ? kGivenAwayVirtual : kGivenAway, wide && pins.stage_layers.empty())) out.push_back({v, std::move(split)});
   }
   return out;
 }
@@ -241,7 +241,6 @@ std::vector<ExpertExchange> exchange_options(const Problem& problem, const Searc
     out.push_back(out.front());
     out.back().dispatch = DType::fp8;
   }
-  if (!options.wide || p.ep == 1 || experts == 0) return out;
   const auto vary = [&](const auto& change) {
     for (std::size_t i = 0, n = out.size(); i < n; ++i) {
       ExpertExchange x = out[i];
@@ -249,6 +248,23 @@ std::vector<ExpertExchange> exchange_options(const Problem& problem, const Searc
       out.push_back(x);
     }
   };
+  // A capacity caps what an expert takes whatever its rank; which assignments are dropped costs the same.
+  if (experts > 0 && options.search_capacity && !pins.capacity_factor) {
+    const std::size_t n = out.size();
+    for (const double factor : {1.0, 1.25, 1.5, 2.0})
+      for (std::size_t i = 0; i < n; ++i) {
+        ExpertExchange x = out[i];
+        x.capacity_factor = factor;
+        out.push_back(x);
+      }
+  }
+  if (options.search_overflow && !pins.overflow)
+    for (std::size_t i = 0, n = out.size(); i < n; ++i)
+      if (out[i].capacity_factor) {
+        out.push_back(out[i]);
+        out.back().overflow = Overflow::reroute;
+      }
+  if (!options.wide || p.ep == 1 || experts == 0) return out;
   if (!pins.route && static_cast<std::int64_t>(p.ep) * p.etp > scale_up_domain(problem.cluster)) vary([](ExpertExchange& x) { x.route = DispatchRoute::direct; });
   if (!pins.placement && !pins.expert_replicas) {
     const std::size_t n = out.size();
@@ -341,31 +357,25 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   else if (problem.runtime.prefetch > 0) out.prefetches.push_back(0);
   const std::vector<Offload> offloaded = offloads(problem, options);
   const Links links(problem.cluster, problem.runtime);
-  for (const std::int64_t micro_batch : micro_batches(problem, pins)) {
-    for (const Recompute recompute : recomputes) {
-      for (const DType type : types) {
-        for (std::size_t l = 0; l < out.layouts.size(); ++l) {
-          for (const ContextExchange exchange : exchanges(problem, pins, out.layouts[l].front())) {
-            Plan plan;
-            plan.parallelism = out.layouts[l].front();
-            plan.micro_batch = micro_batch;
-            plan.recompute = recompute;
-            plan.frozen_storage = type;
-            plan.prefetch = out.prefetches.front();
-            plan.context_exchange = exchange;
-            plan.state_passing = passing(problem, links, pins, plan);
-            plan.stage_layers = pins.stage_layers;
-            for (const Offload offload : offloaded) {
-              plan.offload = offload;
-              for (const ExpertExchange& experts : exchange_options(problem, options, plan.parallelism, offload)) {
-                plan.experts = experts;
-                for (const Schedule schedule : lowered) {
-                  if (schedule == Schedule::zero_bubble && !out.pinned_schedule && offloads_activations(offload)) continue;
-                  plan.schedule = schedule;
-                  out.blocks.push_back({plan, l});
-                }
-              }
-            }
+  for (const std::int64_t micro_batch : micro_batches(problem, pins)) for (const Recompute recompute : recomputes) for (const DType type : types) {
+    for (std::size_t l = 0; l < out.layouts.size(); ++l) for (const ContextExchange exchange : exchanges(problem, pins, out.layouts[l].front())) {
+      Plan plan;
+      plan.parallelism = out.layouts[l].front();
+      plan.micro_batch = micro_batch;
+      plan.recompute = recompute;
+      plan.frozen_storage = type;
+      plan.prefetch = out.prefetches.front();
+      plan.context_exchange = exchange;
+      plan.state_passing = passing(problem, links, pins, plan);
+      plan.stage_layers = pins.stage_layers;
+      for (const Offload offload : offloaded) {
+        plan.offload = offload;
+        for (const ExpertExchange& experts : exchange_options(problem, options, plan.parallelism, offload)) {
+          plan.experts = experts;
+          for (const Schedule schedule : lowered) {
+            if (schedule == Schedule::zero_bubble && !out.pinned_schedule && offloads_activations(offload)) continue;
+            plan.schedule = schedule;
+            out.blocks.push_back({plan, l});
           }
         }
       }

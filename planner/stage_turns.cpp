@@ -30,7 +30,7 @@ struct StageTurns::Clock {
   void weight(std::int32_t s) { main += of.kind(s).weight; }
   void both(const TurnChunk&, std::int32_t f, const TurnChunk&, std::int32_t b) {
     main = max(main, of.ready_[at(f)]);
-    run(b, of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind).seconds);
+    run(b, of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind, PairPart::seconds).seconds);
   }
   void reduce(std::int32_t s) {
     if (const Four& r = of.kind(s).reduce; r.v[0] > 0) lane = reduced = max(lane, main) + r;
@@ -74,7 +74,7 @@ struct StageTurns::Bytes {
   void both(const TurnChunk& fc, std::int32_t f, const TurnChunk& bc, std::int32_t b) {
     enter(fc, f);
     add(of.slots_[at(b)].kept, -1);
-    consider(of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind).peak, beside(bc, b));
+    consider(of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind, PairPart::peak).peak, beside(bc, b));
     after_backward(bc, b);
     add(of.slots_[at(f)].kept, 1);
   }

@@ -50,7 +50,9 @@ struct PairPrice {
   Four seconds;
   TwoLoads peak{};
 };
-using PairOf = std::function<const PairPrice&(std::size_t forward, std::size_t backward)>;
+enum class PairPart : std::uint8_t { seconds, peak };
+/// Gives a price of which at least the part asked for is filled in.
+using PairOf = std::function<const PairPrice&(std::size_t forward, std::size_t backward, PairPart part)>;
 
 /// One stage under one treatment of gathered weights. What it points to must outlive it.
 class StageTurns {
