@@ -14,6 +14,7 @@
 #include "sim/cost/groups.hpp"
 #include "sim/load/placement.hpp"
 #include "sim/load/random.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -158,7 +159,7 @@ class Draws {
       if (!k.routed && factor != 1.0) continue;
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
       k.time.push_back(block_time(k.blocks.back(), [&](const BlockNode& n) { return price(n, factor); }));
-      k.bytes.add(block_memory(k.blocks.back()));
+      k.bytes.add(block_memory(k.blocks.back(), problem_.runtime));
     }
     return k;
   }

@@ -7,6 +7,7 @@
 
 #include "planner/evaluator_shared.hpp"
 #include "sim/cost/groups.hpp"
+#include "sim/program/call_scratch.hpp"
 #include "sim/program/unnamed.hpp"
 
 namespace moeplan {
@@ -79,7 +80,7 @@ Bytes host_at(const PricedKind& k, double factor) {
 void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
   const Setting setting{shared, plan, id};
   k.block = setting.lowered(1.0);
-  const BlockMemory balanced = block_memory(k.block);
+  const BlockMemory balanced = block_memory(k.block, shared.problem.runtime);
   k.kept = balanced.kept;
   k.put_off = balanced.put_off;
   k.host = k.host_more = k.block.host;
@@ -94,9 +95,9 @@ void load_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   if (!k.routed || load.p95.buffer == 1.0) return;
   const Setting setting{shared, plan, id};
   BlockMemory m95, m50;
-  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b), k.host_more = b.host; });
+  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b, shared.problem.runtime), k.host_more = b.host; });
   if (load.p50.buffer == load.p95.buffer) m50 = m95;
-  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b); });
+  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b, shared.problem.runtime); });
   k.forward50 = m50.forward;
   k.backward50 = m50.backward;
   k.forward95 = m95.forward;

@@ -9,6 +9,7 @@
 
 #include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -182,9 +183,9 @@ class Scheduled {
     k->time95 = lowered(band_.p95.step);
     k->buffers50 = lowered(band_.p50.buffer);
     k->buffers95 = lowered(band_.p95.buffer);
-    k->memory50 = block_memory(k->buffers50);
-    k->memory95 = block_memory(k->buffers95);
-    const BlockMemory balanced = block_memory(lowered(1.0));
+    k->memory50 = block_memory(k->buffers50, c_.problem.runtime);
+    k->memory95 = block_memory(k->buffers95, c_.problem.runtime);
+    const BlockMemory balanced = block_memory(lowered(1.0), c_.problem.runtime);
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
     k->took50 = block_time(k->time50, price50_);
@@ -325,7 +326,7 @@ class Scheduled {
   FactorBand band_;
   PriceCall price50_, price95_;
   std::map<const LoweredKind*, Sharding> sharding_;
-  PairMemory pairs_;
+  PairMemory pairs_{c_.problem.runtime};
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda_frame.hpp"
 #include "kernels/dequantise/op.hpp"
+#include "kernels/dequantise/rows.hpp"
 #include "kernels/quantise/stored.cuh"
 
 namespace moeplan::cuda {
@@ -24,13 +25,14 @@ struct Expand {
   T* y;
   RowOf packs;
   bool wide;
+  i64 first;   ///< row of the matrix that y begins with
   template <int V>
   using Piece = Codes;
   template <int V>
   __device__ Codes load(i64 i) const {
     Codes c;
     packs(i, c.row, c.column);
-    c.column *= 8;
+    c.column *= 8, c.row += first;
     read_codes(s, x, c.row, c.column, c.code, wide);
     c.scale = read_bits<Stored<type>::scale_bytes>(x + s.scale_at(c.row, c.column));
     return c;
@@ -41,7 +43,7 @@ struct Expand {
     float v[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) v[j] = value_of_code<type>(c.code[j]) * scale;
-    T* to = y + c.row * s.columns + c.column;
+    T* to = y + (c.row - first) * s.columns + c.column;
     if (wide) {
       cuda::store<8>(to, v);
       return;
@@ -53,20 +55,27 @@ struct Expand {
 };
 
 template <class T>
-void run(const op::Dequantise& op, const Frame& f) {
-  const auto* x = f["x"].as<std::uint8_t>();
-  T* y = f["y"].as<T>();
-  const i64 packs = (op.columns + 7) / 8, all = op.rows * packs;
-  const bool wide = op.columns % 8 == 0 && aligned({x, y});
-  with_stored(op.from, op.rows, op.columns, [&]<DType type>(const Stored<type>& s) {
-    pointwise(all, false, Expand<type, T>{s, x, y, RowOf::of(packs, all), wide}, f.stream(), "dequantise");
+void expand(DType from, i64 rows, i64 columns, i64 first, i64 count, const std::uint8_t* x, T* y, cudaStream_t stream) {
+  const i64 packs = (columns + 7) / 8, all = count * packs;
+  const bool wide = columns % 8 == 0 && aligned({x, y});
+  with_stored(from, rows, columns, [&]<DType type>(const Stored<type>& s) {
+    pointwise(all, false, Expand<type, T>{s, x, y, RowOf::of(packs, all), wide, first}, stream, "dequantise");
   });
+}
+
+template <class T>
+void run(const op::Dequantise& op, const Frame& f) {
+  expand(op.from, op.rows, op.columns, 0, op.rows, f["x"].as<std::uint8_t>(), f["y"].as<T>(), f.stream());
 }
 
 }  // namespace
 
 void forward(const op::Dequantise& op, const Frame& f) { op.to == DType::f32 ? run<float>(op, f) : run<bf16>(op, f); }
 void backward(const op::Dequantise&, const Frame&) {}
+
+void dequantise_rows(DType from, i64 rows, i64 columns, i64 first, i64 count, const void* x, bf16* y, cudaStream_t stream) {
+  expand(from, rows, columns, first, count, static_cast<const std::uint8_t*>(x), y, stream);
+}
 
 std::string refusal(const op::Dequantise& op) {
   const bool from = op.from == DType::fp8 || op.from == DType::mxfp4 || op.from == DType::nvfp4 || op.from == DType::int8 || op.from == DType::int4;

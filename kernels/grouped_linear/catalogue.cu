@@ -1,14 +1,18 @@
 /// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights) and mxfp4_cuda.hpp (MXFP4 as stored): offsets from the
 /// routing's counts, the low-rank rows s x A^T and s dy B made once and added inside the base product (beside MXFP4 in a product of their own),
-/// weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Nothing the size of a weight is ever formed besides dW.
+/// weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Weights stored otherwise (fp8 and the like) are read
+/// back to bf16 in waves of experts that fit scratch.hpp's bound, 5 bytes moved a weight instead of 1; besides that and dW nothing the size of
+/// a weight is formed.
 
 #include <algorithm>
 
 #include "kernels/base/ragged.cuh"
-#include "kernels/cuda_frame.hpp"
+#include "kernels/cuda.hpp"
+#include "kernels/dequantise/rows.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
 #include "kernels/grouped_linear/mxfp4_cuda.hpp"
 #include "kernels/grouped_linear/op.hpp"
+#include "kernels/grouped_linear/scratch.hpp"
 
 namespace moeplan::cuda {
 namespace {
@@ -19,24 +23,8 @@ std::string shape(const op::GroupedLinear& op) {
   return "experts=" + std::to_string(op.experts) + " rows=" + std::to_string(op.rows) + " in=" + std::to_string(op.in) + " out=" + std::to_string(op.out);
 }
 
-/// Pieces of a call's scratch. `low`: the scaled low-rank rows; `beside`: a low-rank product that the base product cannot take in.
-struct Scratch {
-  i64 offsets = 0, ends = 0, low = 0, scales = 0, beside = 0, bytes = 0;
-};
-Scratch scratch_of(const op::GroupedLinear& op, Pass pass, Wants wants) {
-  Scratch s;
-  const auto take = [&](i64 bytes) {
-    const i64 here = s.bytes;
-    s.bytes += aligned_bytes(bytes);
-    return here;
-  };
-  const bool packed = op.weight == DType::mxfp4, gradient_through = pass == Pass::forward || wants.input_grad;
-  s.offsets = take(4 * (op.experts + 1)), s.ends = take(8);
-  if (op.lora_rank > 0 && (pass == Pass::backward || op.lora_scale != 1)) s.low = take(2 * op.rows * op.lora_rank);
-  if (packed && gradient_through) s.scales = take(op.experts * op.out * (op.in / 32));
-  if (packed && gradient_through && op.lora_rank > 0) s.beside = take(2 * op.rows * (pass == Pass::forward ? op.out : op.in));
-  return s;
-}
+using grouped::Scratch;
+using grouped::scratch_of;
 
 struct Scaled {
   static constexpr int unroll = 2;
@@ -119,7 +107,20 @@ struct Call {
   [[nodiscard]] int* ends() const { return reinterpret_cast<int*>(scratch + at.ends); }
   [[nodiscard]] bf16* low() const { return reinterpret_cast<bf16*>(scratch + at.low); }
   [[nodiscard]] bf16* beside() const { return reinterpret_cast<bf16*>(scratch + at.beside); }
-  [[nodiscard]] bool packed() const { return op.weight == DType::mxfp4; }
+  [[nodiscard]] bool packed() const { return grouped::reads_packed(op); }
+  /// f(first expert, their bf16 weights, their sizes): all at once, or wave by wave.
+  template <class F>
+  void over_experts(const F& each) const {
+    if (op.weight == DType::bf16) return each(i64{0}, f["w"].as<bf16>(), dims);
+    auto* const plain = reinterpret_cast<bf16*>(scratch + at.plain);
+    const i64 wave = grouped::wave_experts(op);
+    for (i64 e = 0; e < op.experts; e += wave) {
+      grouped::Dims some = dims;
+      some.experts = static_cast<int>(std::min(wave, op.experts - e));
+      dequantise_rows(op.weight, op.experts * op.out, op.in, e * op.out, some.experts * op.out, f["w"].data, plain, f.stream());
+      each(e, static_cast<const bf16*>(plain), some);
+    }
+  }
   /// The adapter's products see a shared pair as one expert that has all rows.
   [[nodiscard]] int pairs() const { return op.shared_adapter ? 1 : dims.experts; }
   [[nodiscard]] const int* pair_offsets() const { return op.shared_adapter ? ends() : offsets(); }
@@ -161,7 +162,12 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
       call.add(call.beside(), y, op.rows * op.out);
     }
   } else {
-    grouped::forward({.dims = call.dims, .x = x, .x_rows = call.dims.rows, .weight = f["w"].as<bf16>(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .adapter = adapter}, f.stream());
+    const bf16* const bias = f["b"].as<bf16>();
+    call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
+      grouped::LowRank mine = adapter;
+      if (mine.rank > 0 && !mine.shared) mine.factor += e * op.out * op.lora_rank;
+      grouped::forward({.dims = dims, .x = x, .x_rows = dims.rows, .weight = weight, .bias = bias == nullptr ? nullptr : bias + e * op.out, .offsets = call.offsets() + e, .y = y, .adapter = mine}, f.stream());
+    });
   }
   clear_rows_from(call.offsets() + op.experts, op.rows, op.out, y, f.stream());
 }
@@ -186,7 +192,11 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
         call.add(call.beside(), dx, op.rows * op.in);
       }
     } else {
-      grouped::input_gradient({.dims = call.dims, .dy = dy, .dy_rows = rows, .weight = f["w"].as<bf16>(), .offsets = call.offsets(), .dx = dx, .adapter = adapter}, f.stream());
+      call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
+        grouped::LowRank mine = adapter;
+        if (mine.rank > 0 && !mine.shared) mine.factor += e * op.lora_rank * op.in;
+        grouped::input_gradient({.dims = dims, .dy = dy, .dy_rows = rows, .weight = weight, .offsets = call.offsets() + e, .dx = dx, .adapter = mine}, f.stream());
+      });
     }
     clear_rows_from(call.offsets() + op.experts, op.rows, op.in, dx, f.stream());
   }
@@ -203,11 +213,13 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
 
 std::string refusal(const op::GroupedLinear& op) {
   const auto number = [](i64 n) { return std::to_string(n); };
-  if (op.weight != DType::bf16 && op.weight != DType::mxfp4) return "weights stored as " + std::string(name_of(op.weight)) + "; its CUDA kernels read bf16 and mxfp4: dequantise them first";
-  if (op.weight == DType::mxfp4 && op.training == Training::full) return "trained weights stored as mxfp4; train them in bf16";
+  const bool plain = op.weight == DType::bf16;
+  if (!plain && op.training == Training::full) return "trained weights stored as " + std::string(name_of(op.weight)) + "; train them in bf16";
+  if (!plain && !grouped::reads_packed(op))
+    if (const std::string why = refusal(op::Dequantise{op.experts * op.out, op.in, op.weight}); !why.empty()) return "its weights' reader " + why;
+  if (op.weight == DType::fp8 && op.out % 128 != 0) return "an fp8 expert of " + number(op.out) + " rows; blocks of 128 would span two experts: dequantise it first";
   if (op.experts > 1024) return number(op.experts) + " experts; its CUDA kernels take up to 1024 in one call";
-  if (op.weight == DType::bf16 && (op.in % 8 != 0 || op.out % 8 != 0)) return "an expert of " + number(op.out) + " x " + number(op.in) + "; its CUDA kernels read packs of 16 bytes: widths in multiples of 8";
-  if (op.weight == DType::mxfp4 && (op.in % 64 != 0 || op.out % 64 != 0)) return "an MXFP4 expert of " + number(op.out) + " x " + number(op.in) + "; its CUDA kernels take widths in multiples of 64: dequantise it first";
+  if (op.in % 8 != 0 || op.out % 8 != 0) return "an expert of " + number(op.out) + " x " + number(op.in) + "; its CUDA kernels read packs of 16 bytes: widths in multiples of 8";
   if (op.lora_rank % 8 != 0) return "LoRA pairs of rank " + number(op.lora_rank) + "; its CUDA kernels take multiples of 8: pad the pair with zeros";
   if (std::max({op.rows, op.in, op.out, op.lora_rank}) > (i64{1} << 30)) return "sizes of " + shape(op) + "; they are counted in 31 bits: use more micro-batches";
   return {};

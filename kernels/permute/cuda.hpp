@@ -11,7 +11,7 @@ namespace moeplan::kernels::permute {
 
 struct Sort {
     Dims dims;
-    const int* experts = nullptr;    ///< [t, k]; a token's experts are distinct
+    const int* experts = nullptr;    ///< [t, k]; a token's experts are distinct; -1: the copy goes nowhere
     const int* first_copy = nullptr; ///< [experts + 1] or absent
     int* offsets = nullptr;          ///< [copies + 1]
     int* token_of = nullptr;         ///< [t k]

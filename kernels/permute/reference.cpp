@@ -8,17 +8,22 @@ namespace moeplan::kernels::permute::reference {
 
 void sort(const Dims& d, std::span<const int> experts, std::span<const int> first_copy, const Tables& tables) {
     const auto copy_of = [&](int token, int expert) {
-        if (first_copy.empty()) return expert;
+        if (first_copy.empty() || expert < 0) return expert;
         return first_copy[expert] + token % (first_copy[expert + 1] - first_copy[expert]);
     };
     std::vector<int> counts(d.copies, 0);
-    for (int i = 0; i < d.tokens * d.top_k; ++i) ++counts[copy_of(i / d.top_k, experts[i])];
+    for (int i = 0; i < d.tokens * d.top_k; ++i)
+        if (experts[i] >= 0) ++counts[copy_of(i / d.top_k, experts[i])];
     tables.offsets[0] = 0;
     for (int c = 0; c < d.copies; ++c)
         tables.offsets[c + 1] = tables.offsets[c] + (d.capacity > 0 ? std::min(counts[c], d.capacity) : counts[c]);
     std::vector<int> next(d.copies, 0);
     for (int i = 0; i < d.tokens * d.top_k; ++i) {
         const int copy = copy_of(i / d.top_k, experts[i]);
+        if (copy < 0) {
+            tables.row_of[i] = -1;
+            continue;
+        }
         const int place = next[copy]++;
         const bool kept = d.capacity == 0 || place < d.capacity;
         tables.row_of[i] = kept ? tables.offsets[copy] + place : -1;

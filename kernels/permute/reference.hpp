@@ -2,7 +2,7 @@
 /// From a routing choice to rows sorted by expert, in plain loops.
 ///
 /// `sort` orders the t k choices by (copy of the expert, token, j). Its tables drive everything after it:
-/// `offsets` (rows of each copy), `token_of` (row -> token), `row_of` ((token, j) -> row, -1 if dropped).
+/// `offsets` (rows of each copy), `token_of` (row -> token), `row_of` ((token, j) -> row, -1 if dropped). A choice of -1 goes nowhere.
 /// Then  permuted row r = x[token_of[r]]  and backward  dx[t] = sum over j of dpermuted[row_of[t, j]], in the order of j.
 
 #include "kernels/permute/dims.hpp"

@@ -27,8 +27,9 @@ __device__ __forceinline__ void build_sets(const Sort& a, unsigned* sets) {
     const int token0 = blockIdx.x * chunk_tokens;
     const int choices = min(chunk_tokens, a.dims.tokens - token0) * k;
     for (int i = threadIdx.x; i < choices; i += threads) {
-        const int local = i / k;
-        const int copy = copy_of(a.first_copy, token0 + local, a.experts[static_cast<std::int64_t>(token0) * k + i]);
+        const int local = i / k, expert = a.experts[static_cast<std::int64_t>(token0) * k + i];
+        if (expert < 0) continue;
+        const int copy = copy_of(a.first_copy, token0 + local, expert);
         atomicOr(&sets[copy * words + local / 32], 1u << (local % 32));
     }
     __syncthreads();
@@ -82,6 +83,10 @@ __global__ void __launch_bounds__(threads) place_chunk(Sort a, const int* counts
     for (int i = threadIdx.x; i < choices; i += threads) {
         const int local = i / k, token = token0 + local;
         const std::int64_t at = static_cast<std::int64_t>(token0) * k + i;
+        if (a.experts[at] < 0) {
+            a.row_of[at] = -1;
+            continue;
+        }
         const int copy = copy_of(a.first_copy, token, a.experts[at]);
         int place = before[copy];
         for (int w = 0; w < local / 32; ++w) place += __popc(sets[copy * words + w]);

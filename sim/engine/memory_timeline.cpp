@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "sim/program/call_scratch.hpp"
+
 namespace moeplan {
 namespace {
 
@@ -14,9 +16,9 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 class Walk {
  public:
   Walk(const Program& program, const Problem& problem, const Plan& plan, const Job& job, const Played& played, std::int32_t rank)
-      : p_(program), model_end_(static_cast<std::int32_t>(problem.model.layers.size())), played_(played), rank_(rank), tasks_(job.programs[index(job.ranks[index(rank)].program)].task_of) {
+      : p_(program), model_end_(static_cast<std::int32_t>(problem.model.layers.size())), played_(played), rank_(rank), tasks_(job.programs[index(job.ranks[index(rank)].program)].task_of), pairs_(problem.runtime) {
     out_.rank = job.ranks[index(rank)].rank;
-    for (const Block& b : p_.blocks) memory_.push_back(block_memory(b));
+    for (const Block& b : p_.blocks) memory_.push_back(block_memory(b, problem.runtime));
     StateBytes state = p_.resident;
     for (const Slot& s : p_.slots) {
       slots_.push_back(with_passes(slot_memory(p_.blocks[index(s.block)], s.sharding), memory_[index(s.block)]));

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <map>
 
+#include "sim/program/call_scratch.hpp"
+
 namespace moeplan {
 namespace {
 
@@ -84,6 +86,7 @@ MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime,
   m[MemoryCategory::optimizer] = state.optimizer + optimizer_window(state);
   m.host = state.host_weights + state.host_optimizer;
   m[MemoryCategory::runtime_context] = runtime.context;
+  m[MemoryCategory::workspace] = runtime.own_kernels ? runtime.workspace : Bytes{};   // of others the allocator's replay holds it
   std::int64_t communicators = p.world() > 1 ? 1 : 0;
   for (const int degree : {p.pp, p.tp, p.cp, p.ep, p.etp, p.dp_replicate, p.dp_shard, p.expert_shard}) communicators += degree > 1 && degree < p.world();
   m[MemoryCategory::communication] = runtime.communicator * communicators;
@@ -150,7 +153,7 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
 
 const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
   const auto [it, fresh] = known_.try_emplace({&forward, &backward});
-  if (fresh) it->second = side_by_side_memory(side_by_side(forward, backward), forward, backward);
+  if (fresh) it->second = side_by_side_memory(side_by_side(forward, backward), forward, backward, runtime_);
   return it->second;
 }
 
@@ -233,7 +236,7 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
 
 MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
   std::vector<BlockMemory> blocks;
-  for (const Block& b : program.blocks) blocks.push_back(block_memory(b));
+  for (const Block& b : program.blocks) blocks.push_back(block_memory(b, problem.runtime));
   ListMemory list;
   list.state = program.resident;
   for (const Slot& s : program.slots) {
@@ -243,7 +246,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
   }
   const auto model_end = static_cast<std::int32_t>(problem.model.layers.size());
   for (const ProgramChunk& c : program.chunks) list.chunks.push_back({c.first, c.end, c.carried, program.slots[index(c.end) - 1].layer == model_end});
-  PairMemory pairs;
+  PairMemory pairs(problem.runtime);
   list.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& {
     return pairs.of(program.blocks[index(program.slots[index(f)].block)], program.blocks[index(program.slots[index(b)].block)]);
   };

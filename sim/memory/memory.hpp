@@ -46,9 +46,11 @@ struct ListMemory {
 /// Memory of blocks side by side, found once per pair.
 class PairMemory {
  public:
+  explicit PairMemory(const Runtime& runtime) : runtime_(runtime) {}
   const PassMemory& of(const Block& forward, const Block& backward);
 
  private:
+  Runtime runtime_;
   std::map<std::pair<const Block*, const Block*>, PassMemory> known_;
 };
 

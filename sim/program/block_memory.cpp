@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/program/block.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -18,7 +19,7 @@ std::string call_name(const BlockNode& node) {
 }
 
 /// Walks one pass. `live` holds what is there on entry; `stays` what must outlive the pass.
-PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::vector<bool> live, const std::vector<bool>& stays) {
+PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::vector<bool> live, const std::vector<bool>& stays, const CallScratch& scratch_of) {
   std::vector<std::size_t> last_use(block.values.size(), 0);
   std::vector<bool> used(block.values.size(), false);
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -36,8 +37,7 @@ PassMemory walk(const Block& block, const std::vector<BlockNode>& nodes, std::ve
       const std::size_t v = index(block.alias[index(w)]);
       if (!live[v]) { live[v] = true; add(v, 1); }
     }
-    const OpCall* op = std::get_if<OpCall>(&nodes[i].call);
-    const std::int64_t scratch = op ? workspace(op->op, op->pass, op->wants).value : 0;
+    const std::int64_t scratch = scratch_of(nodes[i]).value;
     std::int64_t sum = scratch;
     for (const auto b : now) sum += b;
     if (sum > best) {
@@ -63,7 +63,10 @@ void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueI
 
 }  // namespace
 
-BlockMemory block_memory(const Block& block) {
+BlockMemory block_memory(const Block& block) { return block_memory(block, Runtime{}); }
+
+BlockMemory block_memory(const Block& block, const Runtime& runtime) {
+  const CallScratch scratch = call_scratch(block, runtime);
   BlockMemory out;
   std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none, carried = none;
   if (!block.inputs.empty()) mark(block, inputs, {block.inputs.front()});
@@ -72,7 +75,7 @@ BlockMemory block_memory(const Block& block) {
   for (std::size_t v = 0; v < kept.size(); ++v) if (carried[v]) kept[v] = false;
   mark(block, forward_stays, block.outputs);
   for (std::size_t v = 0; v < kept.size(); ++v) if (kept[v]) forward_stays[v] = true;
-  out.forward = walk(block, block.forward, inputs, forward_stays);
+  out.forward = walk(block, block.forward, inputs, forward_stays, scratch);
   for (std::size_t v = 0; v < kept.size(); ++v)
     if (kept[v]) out.kept[static_cast<std::size_t>(block.category[v])] += block.values[v].bytes();
   std::vector<bool> entry = kept, stays = none;
@@ -83,15 +86,17 @@ BlockMemory block_memory(const Block& block) {
   mark(block, put_off, block.put_off);
   std::vector<bool> backward_stays = stays;
   for (std::size_t v = 0; v < put_off.size(); ++v) if (put_off[v]) backward_stays[v] = true;
-  out.backward = walk(block, block.backward, entry, backward_stays);
+  out.backward = walk(block, block.backward, entry, backward_stays, scratch);
   if (block.weight_backward.empty()) return out;
   for (std::size_t v = 0; v < put_off.size(); ++v)
     if (put_off[v]) out.put_off[static_cast<std::size_t>(block.category[v])] += block.values[v].bytes();
-  out.weight_backward = walk(block, block.weight_backward, put_off, stays);
+  out.weight_backward = walk(block, block.weight_backward, put_off, stays, scratch);
   return out;
 }
 
-PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward) {
+PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward) { return side_by_side_memory(both, forward, backward, Runtime{}); }
+
+PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward, const Runtime& runtime) {
   const auto shift = static_cast<ValueId>(forward.values.size());
   std::vector<bool> entry(both.values.size(), false), stays(both.values.size(), false);
   const auto put = [&](std::vector<bool>& flags, const std::vector<ValueId>& ids, ValueId by) {
@@ -109,7 +114,7 @@ PassMemory side_by_side_memory(const Block& both, const Block& forward, const Bl
   if (!forward.inputs.empty()) put(entry, {forward.inputs.front()}, 0);
   put(stays, backward.input_grads, shift);
   put(stays, backward.weight_grads, shift);
-  return walk(both, both.forward, entry, stays);
+  return walk(both, both.forward, entry, stays, call_scratch(both, runtime));
 }
 
 std::vector<std::string> verify(const Block& block) {

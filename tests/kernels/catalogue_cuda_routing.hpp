@@ -30,7 +30,8 @@ inline std::vector<Op> expert_cases() {
           GroupedLinear{190, 3, 512, 256, false, DType::bf16, lora, 16, false, 2}, GroupedLinear{190, 3, 256, 264, true, DType::bf16, lora, 64, true, 0.7},
           GroupedLinear{64, 8, 128, 64}, GroupedLinear{33, 2, 128, 192, true, DType::mxfp4}, GroupedLinear{129, 3, 192, 320, false, DType::mxfp4, lora, 8, false, 0.5},
           GroupedLinear{65, 2, 64, 64, false, DType::mxfp4, lora, 16, true, 1}, GroupedLinear{1, 1, 8, 8}, GroupedLinear{0, 3, 16, 24, true, DType::bf16, lora, 8},
-          GroupedLinear{0, 3, 16, 24, true, DType::bf16, full},
+          GroupedLinear{0, 3, 16, 24, true, DType::bf16, full}, GroupedLinear{130, 3, 136, 256, true, DType::fp8, lora, 16, false, 2}, GroupedLinear{77, 2, 64, 128, false, DType::fp8},
+          GroupedLinear{65, 2, 72, 40, true, DType::mxfp4, lora, 8, false, 0.5}, GroupedLinear{33, 3, 96, 40, false, DType::int4, lora, 8, true, 1}, GroupedLinear{40, 2, 264, 24, true, DType::int8},
           Kda{.tokens = 130, .sequence_length = 65, .heads = 2, .head_dim = 128}, Kda{.tokens = 200, .sequence_length = 77, .heads = 1, .head_dim = 64, .bounded = true, .training = full},
           Kda{.tokens = 300, .sequence_length = 300, .heads = 3, .head_dim = 128, .packed_sequences = 3, .training = full}, Kda{.tokens = 1, .sequence_length = 1, .heads = 1, .head_dim = 64},
           Kda{.tokens = 0, .sequence_length = 4, .heads = 2, .head_dim = 64, .training = full}, Kda{.tokens = 3200, .sequence_length = 3200, .heads = 1, .head_dim = 64, .bounded = true}};

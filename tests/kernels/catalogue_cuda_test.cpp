@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/grouped_linear/scratch.hpp"
 #include "kernels/quantise/rounding.hpp"
 #include "tests/kernels/attention_near.hpp"
 #include "tests/kernels/call_data.hpp"
@@ -88,12 +89,12 @@ double tolerance(const Op& op, const Operand& o) {
   return 4e-5;
 }
 
-/// A product through a LoRA pair, whose low-rank numbers are stored in bf16 here and nowhere in the reference.
+/// A product through a LoRA pair, whose low-rank numbers are stored in bf16 here and nowhere in the reference, or over weights that are read back to bf16.
 bool through_low_rank(const Op& op) {
   const auto* linear = std::get_if<op::Linear>(&op);
   const auto* grouped = std::get_if<op::GroupedLinear>(&op);
   const auto* heads = std::get_if<op::HeadLinear>(&op);
-  return (linear != nullptr && linear->lora_rank > 0) || (grouped != nullptr && grouped->lora_rank > 0) || (heads != nullptr && heads->lora_rank > 0);
+  return (linear != nullptr && linear->lora_rank > 0) || (grouped != nullptr && (grouped->lora_rank > 0 || (grouped->weight != DType::bf16 && grouped->weight != DType::mxfp4))) || (heads != nullptr && heads->lora_rank > 0);
 }
 
 /// The part of the tolerance that goes with the tensor's root mean square, not with the value.
@@ -339,6 +340,39 @@ TEST(CudaBackend, ALinearLayerReadsAStoredWeightAsItsDequantisedForm) {
     EXPECT_EQ(bytes(y), bytes(want)) << name_of(type);
     EXPECT_EQ(bytes(dx), bytes(want_dx)) << name_of(type);
   }
+}
+
+TEST(CudaBackend, GroupedLayersReadStoredWeightsInWavesAsTheirDequantisedForm) {
+  if (kernels::device_count() == 0) GTEST_SKIP() << "grouped_linear: no CUDA device on this machine";
+  constexpr std::int64_t rows = 300, experts = 5, width = 8192, block = std::int64_t{1} << 24;
+  const op::GroupedLinear reads{.rows = rows, .experts = experts, .in = width, .out = width, .weight = DType::fp8}, bf16{.rows = rows, .experts = experts, .in = width, .out = width};
+  ASSERT_LT(kernels::grouped_linear::wave_experts(reads), experts);
+  const auto buffer = [](std::int64_t bytes) { return kernels::DeviceBuffer(static_cast<std::size_t>(bytes)); };
+  std::mt19937_64 random(7);
+  std::vector<double> values(static_cast<std::size_t>(block));
+  for (double& v : values) v = static_cast<double>(random() % 2048) / 1024 - 1;
+  const Raw raw = test::stored(DType::bf16, values, values.size());
+  const auto upload = [&](kernels::DeviceBuffer& to, std::int64_t elements) {
+    for (std::int64_t at = 0; at < elements; at += block)
+      kernels::check(cudaMemcpy(to.get<std::uint8_t>() + 2 * at, raw.data(), static_cast<std::size_t>(2 * std::min(block, elements - at)), cudaMemcpyHostToDevice), "copy");
+  };
+  auto x = buffer(2 * rows * width), plain = buffer(2 * experts * width * width), y = buffer(2 * rows * width), want = buffer(2 * rows * width);
+  auto stored = buffer(stored_bytes(DType::fp8, Shape{experts, width, width}).value);
+  upload(x, rows * width), upload(plain, experts * width * width);
+  cuda::forward(op::Quantise{experts * width, width, DType::bf16, DType::fp8}, std::vector<void*>{plain.get(), stored.get()}, nullptr, nullptr);
+  cuda::forward(op::Dequantise{experts * width, width, DType::fp8}, std::vector<void*>{stored.get(), plain.get()}, nullptr, nullptr);
+  const auto bytes = [](const kernels::DeviceBuffer& from) {
+    Raw out(from.bytes());
+    kernels::check(cudaMemcpy(out.data(), from.get<std::uint8_t>(), out.size(), cudaMemcpyDeviceToHost), "copy back");
+    return out;
+  };
+  auto scratch = buffer(std::max(cuda::workspace(reads, Pass::forward).value, cuda::workspace(reads, Pass::backward, {true, false}).value));
+  cuda::forward(reads, std::vector<void*>{x.get(), stored.get(), y.get()}, scratch.get(), nullptr);
+  cuda::forward(bf16, std::vector<void*>{x.get(), plain.get(), want.get()}, scratch.get(), nullptr);
+  EXPECT_EQ(bytes(y), bytes(want));
+  cuda::backward(reads, std::vector<void*>{nullptr, stored.get(), nullptr}, std::vector<void*>{y.get(), nullptr, x.get()}, scratch.get(), nullptr);
+  cuda::backward(bf16, std::vector<void*>{nullptr, plain.get(), nullptr}, std::vector<void*>{want.get(), nullptr, x.get()}, scratch.get(), nullptr);
+  EXPECT_EQ(bytes(y), bytes(want));
 }
 
 std::string refused(const Op& op, std::size_t missing = SIZE_MAX) {

@@ -28,8 +28,9 @@ std::vector<int> choices(const permute::Dims& d, unsigned seed, bool skewed) {
     return result;
 }
 
-void compare(const permute::Dims& d, int h, bool skewed, const std::vector<int>& first_copy = {}) {
-    const auto experts = choices(d, 3, skewed);
+void compare(const permute::Dims& d, int h, bool skewed, const std::vector<int>& first_copy = {}, int nowhere = 0) {
+    auto experts = choices(d, 3, skewed);
+    for (std::size_t i = 0; nowhere > 0 && i < experts.size(); i += nowhere) experts[i] = -1;
     const std::size_t n = experts.size();
     std::vector<int> offsets(d.copies + 1), token_of(n, -1), row_of(n);
     permute::reference::sort(d, experts, first_copy, {offsets, token_of, row_of});
@@ -87,6 +88,7 @@ TEST(PermuteCuda, drops_beyond_capacity_and_spreads_over_copies) {
     compare({.tokens = 700, .top_k = 2, .experts = 8, .copies = 8, .capacity = 100}, 64, true);
     compare({.tokens = 700, .top_k = 2, .experts = 3, .copies = 6}, 64, true, {0, 3, 4, 6});
     compare({.tokens = 700, .top_k = 2, .experts = 3, .copies = 6, .capacity = 90}, 64, true, {0, 3, 4, 6});
+    compare({.tokens = 700, .top_k = 2, .experts = 8, .copies = 8}, 64, true, {}, 3); // copies that go nowhere
 }
 
 TEST(PermuteCuda, offsets_past_two_billion_elements_do_not_wrap) {
