@@ -16,7 +16,11 @@ GQA = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 MLA = dict(num_attention_heads=2, num_key_value_heads=2, q_lora_rank=8, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=6)
 V3 = dict(**MLA, num_hidden_layers=3, first_k_dense_replace=1, intermediate_size=20, moe_intermediate_size=8, n_routed_experts=8, n_shared_experts=1,
           num_experts_per_tok=3, n_group=2, topk_group=1, norm_topk_prob=True, routed_scaling_factor=2.5)
+# Lengths of turns of 6, 63, 628 and 6283 positions: left alone, half way, and divided twice.
+LLAMA = dict(_type="llama", **GQA, num_hidden_layers=2, intermediate_size=20, tie_word_embeddings=False)
 MODELS = {
+    "llama_31": dict(**LLAMA, rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)),
+    "llama_linear": dict(**LLAMA, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
     "qwen3_moe": dict(**GQA, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=8, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
     "mixtral": dict(**GQA, num_hidden_layers=2, intermediate_size=10, num_local_experts=4, num_experts_per_tok=2),
     "olmoe": dict(num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2, intermediate_size=10, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
