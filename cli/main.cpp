@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -71,6 +72,7 @@ int run(int argc, char** argv) {
   program.add_flag("-q,--quiet", context.quiet, "no notes on standard error");
   program.add_option("--threads", context.threads, "worker threads (default: all cores); the answer does not depend on it")->check(CLI::Range(1, 4096));
   const std::vector<Command> commands{inspect_command(program), plan_command(program), recommend_command(program), simulate_command(program), explain_command(program), run_command(program), calibrate_command(program), compare_command(program), validate_command(program), ops_command(program), bench_command(program)};
+  std::signal(SIGXFSZ, SIG_IGN);   // a file that may not grow is an error of the write, like a full disk
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -98,8 +98,11 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   const Problem& problem = loaded.problem;
   refuse_what_cannot_run(problem, loaded.plan, *opened.backend, options.train.walk, options.ranks);
   const Program program = lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0);
-  MemoryBreakdown predicted = memory(program, problem, loaded.plan);
-  predicted[MemoryCategory::weights] += held_beyond_plan(program, *opened.backend);
+  // The scratch and copies of this backend's kernels, whatever runtime the plan names.
+  Problem priced = problem;
+  if (opened.backend->wants_dense()) priced.runtime.own_kernels = true, priced.runtime.workspace = opened.backend->beside();
+  MemoryBreakdown predicted = memory(program, priced, loaded.plan);
+  predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");
@@ -135,6 +138,8 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
 Output run(const Context& context, const RunOptions& options, const CLI::App& app) {
   if (options.launch.explain_env) return explain_environment(options.launch);
   if (options.plan.empty()) throw InputError("PLAN", "is missing", "a plan file, as `moeplan plan ... -o` writes it");
+  if (!options.overflow.empty() && options.train.walk.capacity_factor == 0)
+    throw InputError("--overflow", "says what becomes of copies beyond a capacity, and there is none", "--capacity-factor 1.25");
   const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
   if (!options.launch.kind.empty()) return write_launch(app, options.launch, loaded);
   if (options.rank_slice) return run_slice(context, options, loaded, open_backend(options.backend, options.float32));
@@ -204,8 +209,11 @@ Command run_command(CLI::App& program) {
       ->check(CLI::Range(0.0, 1e9));
   app->add_option("--weight-decay", o->train.weight_decay, "default 0")->check(CLI::Range(0.0, 10.0));
   app->add_option("--capacity-factor", o->train.walk.capacity_factor,
-                  "drop copies beyond this multiple of an expert's mean (default: dropless)")
+                  "most copies of an expert, as a multiple of the mean (default: dropless)")
       ->check(CLI::Range(0.0, 1e6));
+  app->add_option("--overflow", o->overflow,
+                  "of copies beyond --capacity-factor: drop_position (default), drop_probability, or reroute (to the next expert with room)")
+      ->check(CLI::IsMember({"drop_position", "drop_probability", "reroute"}));
   app->add_option("--aux-loss", o->train.walk.auxiliary, "weight of the load-balancing loss")
       ->check(CLI::Range(0.0, 1e3));
   app->add_option("--routed-bound", o->train.walk.routed_bound,
@@ -215,7 +223,11 @@ Command run_command(CLI::App& program) {
       ->check(CLI::Range(1.0, 1e4));
   app->add_flag("--float32", o->float32, "hold bf16 buffers as f32 (twice the memory), for comparisons");
   add_launch_options(*app, o->launch);
-  return {app, [o, app](const Context& context) { return run(context, *o, *app); }};
+  return {app, [o, app](const Context& context) {
+            for (const auto& [action, name] : EnumNames<Overflow>::names)
+              if (name == o->overflow) o->train.walk.overflow = action;
+            return run(context, *o, *app);
+          }};
 }
 
 }  // namespace moeplan::cli

@@ -20,7 +20,7 @@ inline constexpr int kInfeasible = 3, kFailed = 4, kInterrupted = 5;
 /// What the command line of `run` says.
 struct RunOptions {
   std::string plan, backend = "cpu", weights, data = "synthetic", adapter, from_adapter, dialect = "D3", checkpoint,
-                    output, prometheus;
+                    output, prometheus, overflow;
   bool resume = false, no_packing = false, float32 = false;
   std::int64_t save_every = 0;
   std::optional<std::int64_t> stop_after;

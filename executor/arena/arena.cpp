@@ -20,7 +20,7 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 class Layout {
  public:
   Layout(const Program& program, const Problem& problem, const HeldType& held, const Parallelism& parallelism,
-         const CallScratch& scratch)
+         const CallWorkspace& scratch)
       : p_(program),
         problem_(problem),
         held_(held),
@@ -94,13 +94,14 @@ class Layout {
     return add(fmt::format("slot {}: {}", slot, value.name), bytes_of(value), b.category[index(root)]);
   }
 
+  /// After the calls before it: what gathers waits for them.
   std::int32_t gather(const Instance& i) {
+    ++now_;
     const std::int32_t id =
         add(fmt::format("slot {}: gathered weights", i.slot), gather_layout(block(i.slot), parallelism_, held_).bytes,
             MemoryCategory::gathered_weights);
     gathered_[i.slot] = id;
     gathers_[{i.slot, i.micro_batch}].push_back(id);
-    ++now_;
     return id;
   }
   /// The buffer that the same gather of the first micro-batch has.
@@ -181,7 +182,7 @@ class Layout {
       for (const auto* list : {&node.reads, &node.writes})
         for (const ValueId v : *list) touch(place.values[index(b.alias[index(v)])]);
       const OpCall* op = std::get_if<OpCall>(&node.call);
-      const Bytes scratch = !op ? Bytes{} : scratch_ ? scratch_(*op) : workspace(op->op, op->pass, op->wants);
+      const Bytes scratch = !op ? Bytes{} : scratch_ ? scratch_(b, node) : workspace(op->op, op->pass, op->wants);
       place.workspace.push_back(scratch.value > 0 ? add(fmt::format("slot {}: workspace of {}", slot, kind(op->op)),
                                                         scratch, MemoryCategory::workspace)
                                                   : -1);
@@ -304,7 +305,7 @@ class Layout {
   const Problem& problem_;
   const HeldType& held_;
   const Parallelism& parallelism_;
-  const CallScratch& scratch_;
+  const CallWorkspace& scratch_;
   const ProgramChunk& chunk_;
   ArenaPlan plan_;
   std::int64_t now_ = 0;
@@ -345,7 +346,7 @@ Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
 }
 
 ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                     const Parallelism& parallelism, const CallScratch& scratch) {
+                     const Parallelism& parallelism, const CallWorkspace& scratch) {
   if (program.chunks.size() != 1)
     throw InputError("plan.virtual_stages", fmt::format("{} are priced, not run", program.chunks.size()),
                      "1, with the 1F1B schedule");

@@ -65,13 +65,13 @@ struct ArenaPlan {
 
 /// The type in which the backend holds what the plan wants in another.
 using HeldType = std::function<DType(DType)>;
-/// Scratch that the backend wants for a call; empty: the contract's.
-using CallScratch = std::function<Bytes(const OpCall&)>;
+/// Workspace that the backend wants for a call of a block; empty: the contract's.
+using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 
 /// Lays out a program. Throws InputError for what it has no place for: virtual stages, schedules with split passes,
 /// messages of other values than the stream and stored blocks.
 [[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                                   const Parallelism& parallelism = {}, const CallScratch& scratch = {});
+                                   const Parallelism& parallelism = {}, const CallWorkspace& scratch = {});
 
 /// Gives each buffer an offset such that no two that are alive together overlap: largest first, each at the lowest
 /// place that is free for its whole life. Returns the size of the arena.

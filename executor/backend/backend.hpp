@@ -29,7 +29,7 @@ struct TensorView {
 struct CallContext {
   std::span<const std::int64_t> rows_of_expert{};   ///< of each local expert, after drops, where the host knows them
   TensorView expert_rows{};                         ///< the same in the backend's memory (i32), where it does not
-  TensorView workspace{};                           ///< `Backend::workspace` bytes (u8); absent: the backend finds its own
+  TensorView workspace{};                           ///< `Backend::workspace` bytes (u8), with `wants_dense` also the copies'; absent or too small: the backend finds its own
   std::int64_t capacity = 0;                        ///< most rows of one expert; 0: no limit
   double auxiliary = 0;                             ///< weight of the router's balancing loss
 };
@@ -49,11 +49,15 @@ class Backend {
   [[nodiscard]] virtual std::string refusal(const Op& op) const = 0;
   /// In which type it holds a tensor that the plan wants in `planned`.
   [[nodiscard]] virtual DType held(DType planned) const = 0;
+  /// The same of a frozen weight of this call, which is kept quantised where the backend computes with it so.
+  [[nodiscard]] virtual DType held_weight(const Op&, DType planned) const { return held(planned); }
   /// Zeroed memory, aligned to 64 bytes. Throws InputError naming `what` and the bytes where there is none.
   [[nodiscard]] virtual Memory allocate(Bytes bytes, const std::string& what) = 0;
   /// Converts between floats here and a tensor there.
   virtual void write(const TensorView& to, std::span<const float> from) = 0;
   virtual void read(const TensorView& from, std::span<float> to) = 0;
+  /// Bytes as they are to lie there (executor/backend/stored.hpp).
+  virtual void write_stored(const TensorView& to, std::span<const std::byte> from) = 0;
   /// to = 0.
   virtual void clear(const TensorView& to) = 0;
   /// Nearly normal numbers of mean 0: element i is `nearly_normal(state, i)` times deviation, the same on every backend.
@@ -68,6 +72,10 @@ class Backend {
 
   /// Scratch of a call besides its operands: the contract's, unless the backend's kernels take another amount.
   [[nodiscard]] virtual Bytes workspace(const OpCall& call) const { return moeplan::workspace(call.op, call.pass, call.wants); }
+  /// Whether calls work on dense tensors of the contract's types, so that others pass through the workspace too (`dense_copies`, sim/program).
+  [[nodiscard]] virtual bool wants_dense() const { return false; }
+  /// Memory (u8) that copies may use until the next call of it: of views of columns. Absent: the backend finds its own.
+  virtual void lend(const TensorView&) {}
   /// to[c] = sum over the rows r of from[r, c] / (sum of row r); rows without a positive sum count nothing. Both f32, contiguous.
   virtual void sum_shares(const TensorView& from, const TensorView& to);
   /// Work that can be queued again at once, over the same memory and the numbers that lie there then (a CUDA graph). `work` is not performed.

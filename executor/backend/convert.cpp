@@ -1,5 +1,6 @@
 #include "executor/backend/convert.hpp"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -59,6 +60,22 @@ float from_f16(std::uint16_t bits) {
   if (exponent == 31) x = fraction ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
   else x = exponent ? std::ldexp(static_cast<float>(1024 + fraction), exponent - 25) : std::ldexp(static_cast<float>(fraction), -24);
   return bits & 0x8000 ? -x : x;
+}
+
+float from_e4m3(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  if (exponent == 15 && fraction == 7) return std::numeric_limits<float>::quiet_NaN();
+  const float x = exponent ? std::ldexp(static_cast<float>(8 + fraction), exponent - 10) : std::ldexp(static_cast<float>(fraction), -9);
+  return bits & 0x80 ? -x : x;
+}
+
+float from_e5m2(std::uint8_t bits) { return from_f16(static_cast<std::uint16_t>(bits << 8)); }
+
+float from_e8m0(std::uint8_t bits) { return bits == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, static_cast<int>(bits) - 127); }
+
+float from_e2m1(std::uint8_t nibble) {
+  constexpr std::array values{0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  return nibble & 8 ? -values[nibble & 7] : values[nibble & 7];
 }
 
 void to_floats(DType type, const std::byte* from, std::span<float> to) {

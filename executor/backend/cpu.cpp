@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "executor/backend/backend.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/backend/stored.hpp"
 #include "kernels/reference.hpp"
 
 namespace moeplan {
@@ -22,6 +23,7 @@ constexpr std::size_t kAlignment = 64;
 std::int64_t view_rows(const TensorView& t) { return t.columns->empty() ? 0 : t.shape.elements() / static_cast<std::int64_t>(t.columns->size()); }
 
 void gather(const TensorView& t, std::span<float> to) {
+  if (plain_bytes(t.dtype) == 0) return decode_stored(t.dtype, t.shape, t.data, to);
   if (!t.columns) return to_floats(t.dtype, t.data, to);
   std::vector<float> row(static_cast<std::size_t>(t.base_columns));
   std::size_t at = 0;
@@ -32,6 +34,7 @@ void gather(const TensorView& t, std::span<float> to) {
 }
 
 void scatter(const TensorView& t, std::span<const float> from) {
+  if (plain_bytes(t.dtype) == 0) return encode_stored(t.dtype, t.shape, from, t.data);
   if (!t.columns) return from_floats(t.dtype, from, t.data);
   std::size_t at = 0;
   const std::int64_t width = plain_bytes(t.dtype);
@@ -49,9 +52,10 @@ class CpuBackend final : public Backend {
     switch (planned) {
       case DType::i32: case DType::i64: case DType::u8: case DType::f32: return planned;
       case DType::bf16: case DType::f16: return storage_ == CpuStorage::wide ? DType::f32 : planned;
-      default: return storage_ == CpuStorage::wide ? DType::f32 : DType::bf16;   // block-quantised weights are read into bf16 on the CPU
+      default: return storage_ == CpuStorage::wide ? DType::f32 : DType::bf16;
     }
   }
+  DType held_weight(const Op&, DType planned) const override { return storage_ == CpuStorage::as_planned && can_be_held_stored(planned) ? planned : held(planned); }
 
   Memory allocate(Bytes bytes, const std::string& what) override {
     const std::size_t size = (static_cast<std::size_t>(bytes.value) + kAlignment) / kAlignment * kAlignment;
@@ -63,10 +67,11 @@ class CpuBackend final : public Backend {
 
   void write(const TensorView& to, std::span<const float> from) override { scatter(to, from); }
   void read(const TensorView& from, std::span<float> to) override { gather(from, to); }
+  void write_stored(const TensorView& to, std::span<const std::byte> from) override { std::memcpy(to.data, from.data(), from.size()); }
 
   void clear(const TensorView& to) override {
     if (to.columns) scatter(to, std::vector<float>(static_cast<std::size_t>(to.shape.elements()), 0.0f));
-    else std::memset(to.data, 0, static_cast<std::size_t>(to.shape.elements() * plain_bytes(to.dtype)));
+    else std::memset(to.data, 0, static_cast<std::size_t>(stored_bytes(to.dtype, to.shape).value));
   }
 
   void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
@@ -138,6 +143,7 @@ class NullBackend final : public Backend {
   Memory allocate(Bytes, const std::string&) override { return {new std::byte[1]{}, std::default_delete<std::byte[]>()}; }
   void write(const TensorView&, std::span<const float>) override {}
   void read(const TensorView&, std::span<float> to) override { std::fill(to.begin(), to.end(), 0.0f); }
+  void write_stored(const TensorView&, std::span<const std::byte>) override {}
   void clear(const TensorView&) override {}
   void fill_normal(const TensorView&, std::uint64_t, float) override {}
   void add(const TensorView&, const TensorView&, float) override {}

@@ -17,7 +17,7 @@ constexpr Bytes kFlush{192 << 20};
 
 /// Of made-up reals: nearly all within (-1, 1).
 constexpr float kDeviation = 0.3f;
-bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
+bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16 || plain_bytes(t) == 0; }
 
 /// Operands of a call in the backend's memory.
 struct Stage {
@@ -30,8 +30,8 @@ struct Stage {
     std::mt19937_64 random(1);
     const bool forward = call.pass == Pass::forward;
     const auto add = [&](const Operand& o, std::size_t i, bool filled) -> TensorView {
-      const TensorView view{nullptr, backend.held(o.dtype), o.shape};
-      memory.push_back(backend.allocate({plain_bytes(view.dtype) * std::max<std::int64_t>(o.shape.elements(), 1)}, key(call.op, call.pass, call.wants)));
+      const TensorView view{nullptr, o.role == Role::weight && !o.trained ? backend.held_weight(call.op, o.dtype) : backend.held(o.dtype), o.shape};
+      memory.push_back(backend.allocate({std::max<std::int64_t>(stored_bytes(view.dtype, o.shape).value, 8)}, key(call.op, call.pass, call.wants)));
       TensorView out = view;
       out.data = memory.back().get();
       if (filled && is_real(view.dtype)) {  // made where they lie: a host takes seconds for a layer's experts

@@ -1,8 +1,11 @@
 #include "executor/checkpoint/checkpoint.hpp"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 
 #include "core/error.hpp"
 #include "core/write.hpp"
@@ -71,6 +74,22 @@ Json verified(const fs::path& at) {
 
 }  // namespace
 
+namespace {
+
+/// Directories of saves that were killed: named by a process that is no more. What another one writes just now is left alone.
+void clear_unfinished(const fs::path& directory) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    const auto mark = name.find(".tmp-");
+    if (!name.starts_with("step-") || mark == std::string::npos) continue;
+    const long owner = std::strtol(name.c_str() + mark + 5, nullptr, 10);
+    if (owner > 0 && ::kill(static_cast<pid_t>(owner), 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), error);
+  }
+}
+
+}  // namespace
+
 std::string run_fingerprint(const Problem& problem, const Plan& plan) {
   Json all = Json::object();
   all["model"] = problem.model_config;
@@ -117,6 +136,7 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
   }
   const auto all = saves(directory);
   for (std::size_t i = std::max<std::size_t>(keep, 2); i < all.size(); ++i) fs::remove_all(all[i].second, error);
+  clear_unfinished(directory);
   return {target, bytes};
 }
 

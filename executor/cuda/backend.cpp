@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/backend/stored.hpp"
 #include "executor/cuda/elements.hpp"
 #include "kernels/cuda.hpp"
 
@@ -17,14 +18,25 @@ namespace {
 
 using cuda::aligned_bytes;
 
-/// The call over weights as they are held: block-quantised ones lie in bf16.
-Op as_held(Op op) {
+/// The call with its block-quantised weight in bf16.
+Op in_bf16(Op op) {
   std::visit([](auto& o) {
     if constexpr (requires { o.weight = DType::bf16; o.lora_rank; })
       if (plain_bytes(o.weight) == 0) o.weight = DType::bf16;
   }, op);
   return op;
 }
+/// The call over its weight as it is held: stored as planned where the kernels read that.
+Op as_held(const Op& op) { return cuda::refusal(op).empty() ? op : in_bf16(op); }
+/// The call over these operands: a rank that cuts its weights over others holds them in bf16.
+Op over(const Op& op, std::span<const TensorView> operands) {
+  const Operands contract = moeplan::operands(op);
+  for (std::size_t i = 0; i < contract.size(); ++i)
+    if (plain_bytes(contract[i].dtype) == 0 && operands[i].present() && plain_bytes(operands[i].dtype) != 0) return in_bf16(op);
+  return as_held(op);
+}
+/// splitmix64's step: what a counter of `nearly_normal` advances by.
+constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15ull;
 
 /// Device memory that only grows. What it held is lost when it does. Recordings have addresses: what one may use is kept.
 class Growing {
@@ -60,6 +72,9 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op)); }
   DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
+  DType held_weight(const Op& op, DType planned) const override { return can_be_held_stored(planned) && cuda::refusal(op).empty() ? planned : held(planned); }
+  bool wants_dense() const override { return true; }
+  void lend(const TensorView& workspace) override { lent_ = workspace; }
 
   Memory allocate(Bytes bytes, const std::string& what) override {
     const auto size = static_cast<std::size_t>(aligned_bytes(bytes.value + 1));
@@ -73,33 +88,50 @@ class CudaBackend final : public Backend {
   }
 
   void write(const TensorView& to, std::span<const float> from) override {
+    if (plain_bytes(to.dtype) == 0) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(stored_bytes(to.dtype, to.shape).value));
+      encode_stored(to.dtype, to.shape, from, bytes.data());
+      return write_stored(to, bytes);
+    }
     if (!to.columns && (to.dtype == DType::bf16 || to.dtype == DType::f16)) return write_narrow(to, from);
     staging_.resize(from.size() * static_cast<std::size_t>(plain_bytes(to.dtype)));
     from_floats(to.dtype, from, staging_.data());
-    std::byte* const at = to.columns ? temporaries_.at_least(static_cast<std::int64_t>(staging_.size())) : to.data;
+    std::byte* const at = to.columns ? passing(static_cast<std::int64_t>(staging_.size())) : to.data;
     kernels::check(cudaMemcpyAsync(at, staging_.data(), staging_.size(), cudaMemcpyHostToDevice, stream_.get()), "copy to the device");
     if (to.columns) scatter(at, to);
     stream_.synchronize();   // the staging memory is used again
   }
 
+  void write_stored(const TensorView& to, std::span<const std::byte> from) override {
+    kernels::check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()), "copy stored weights to the device");
+    stream_.synchronize();   // the bytes are the caller's
+  }
+
   void read(const TensorView& from, std::span<float> to) override {
+    if (plain_bytes(from.dtype) == 0) {
+      staging_.resize(static_cast<std::size_t>(stored_bytes(from.dtype, from.shape).value));
+      kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy stored weights from the device");
+      stream_.synchronize();
+      return decode_stored(from.dtype, from.shape, staging_.data(), to);
+    }
     staging_.resize(to.size() * static_cast<std::size_t>(plain_bytes(from.dtype)));
     const std::byte* at = from.data;
-    if (from.columns) at = gather(from, temporaries_.at_least(static_cast<std::int64_t>(staging_.size())));
+    if (from.columns) at = gather(from, passing(static_cast<std::int64_t>(staging_.size())));
     kernels::check(cudaMemcpyAsync(staging_.data(), at, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy from the device");
     stream_.synchronize();
     to_floats(from.dtype, staging_.data(), to);
   }
 
   void clear(const TensorView& to) override {
-    const std::int64_t bytes = to.shape.elements() * plain_bytes(to.dtype);
-    std::byte* const at = to.columns ? temporaries_.at_least(bytes) : to.data;
+    const std::int64_t bytes = stored_bytes(to.dtype, to.shape).value;
+    std::byte* const at = to.columns ? passing(bytes) : to.data;
     kernels::check(cudaMemsetAsync(at, 0, static_cast<std::size_t>(bytes), stream_.get()), "clear a tensor");
     if (to.columns) scatter(at, to);
   }
 
   void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
     if (to.columns) throw InputError("CUDA backend", "cannot fill a view of columns with random numbers", "fill its base");
+    if (plain_bytes(to.dtype) == 0) return fill_stored(to, state, deviation);
     cuda::fill_normal(to.data, to.dtype, to.shape.elements(), state, deviation, stream_.get());
   }
 
@@ -168,7 +200,7 @@ class CudaBackend final : public Backend {
   }
 
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
-    const Op op = as_held(call.op);
+    const Op op = over(call.op, operands);
     const Operands contract = moeplan::operands(op);
     const bool forward = call.pass == Pass::forward;
     const auto is_result = [&](std::size_t i) { return contract[i].role == Role::output || contract[i].role == Role::aux; };
@@ -178,11 +210,21 @@ class CudaBackend final : public Backend {
     const auto shifted = [](const TensorView& t) { return !t.columns && reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0; };
     const auto dense_bytes = [&](const TensorView& t) { return t.columns || shifted(t) ? aligned_bytes(t.shape.elements() * plain_bytes(t.dtype)) : 0; };
     const auto typed_bytes = [&](const TensorView& t, DType type) { return t.dtype != type ? aligned_bytes(t.shape.elements() * plain_bytes(type)) : 0; };
-    std::int64_t bytes = aligned_bytes(static_cast<std::int64_t>(context.rows_of_expert.size()) * 4);
+    const std::int64_t rows_bytes = aligned_bytes(static_cast<std::int64_t>(context.rows_of_expert.size()) * 4);
+    std::int64_t bytes = 0;
     for (std::size_t i = 0; i < n; ++i)
       for (const TensorView* t : {&operands[i], i < gradients.size() ? &gradients[i] : nullptr})
         if (t != nullptr && t->present()) bytes += dense_bytes(*t) + typed_bytes(*t, contract[i].dtype);
-    std::byte* next = temporaries_.at_least(bytes);
+    Wants wants{false, false};
+    for (std::size_t i = 0; i < n; ++i) {
+      if (forward || is_result(i) || i >= gradients.size() || !gradients[i].present()) continue;
+      (contract[i].role == Role::weight ? wants.weight_grad : wants.input_grad) = true;
+    }
+    const std::int64_t needed = cuda::workspace(op, call.pass, wants).value, given = context.workspace.present() ? context.workspace.shape.elements() : 0;
+    // Copies and scratch lie in the workspace where both fit, else the scratch alone.
+    const bool both = given >= bytes + needed;
+    std::byte* next = both ? context.workspace.data : temporaries_.at_least(bytes + rows_bytes);
+    void* const scratch = both ? context.workspace.data + bytes : given >= needed ? context.workspace.data : scratch_.at_least(needed);
     const auto take = [&](std::int64_t size) { return std::exchange(next, next + size); };
     struct Result {
       std::byte *typed, *dense;
@@ -215,16 +257,10 @@ class CudaBackend final : public Backend {
       ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(context.expert_rows.data);
     } else if (!context.rows_of_expert.empty()) {
       const std::vector<std::int32_t> rows(context.rows_of_expert.begin(), context.rows_of_expert.end());
-      kernels::check(cudaMemcpyAsync(next, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice, stream_.get()), "copy the rows of the experts");   // pageable: staged before it returns
-      ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(next);
+      std::byte* const at = both ? temporaries_.at_least(rows_bytes) : next;
+      kernels::check(cudaMemcpyAsync(at, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice, stream_.get()), "copy the rows of the experts");   // pageable: staged before it returns
+      ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(at);
     }
-    Wants wants{false, false};
-    for (std::size_t i = 0; i < n; ++i) {
-      if (d[i] == nullptr || is_result(i)) continue;
-      (contract[i].role == Role::weight ? wants.weight_grad : wants.input_grad) = true;
-    }
-    const std::int64_t needed = cuda::workspace(op, call.pass, wants).value;
-    void* const scratch = context.workspace.present() && context.workspace.shape.elements() >= needed ? context.workspace.data : scratch_.at_least(needed);
     if (forward) cuda::forward(op, values, scratch, stream_.get(), &*products_, ragged);
     else cuda::backward(op, values, d, scratch, stream_.get(), &*products_, ragged);
     for (const Result& r : results) {
@@ -237,6 +273,34 @@ class CudaBackend final : public Backend {
  private:
   void move(const std::byte* from, std::byte* to, const TensorView& t) {
     kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(t.shape.elements() * plain_bytes(t.dtype)), cudaMemcpyDeviceToDevice, stream_.get()), "copy a tensor");
+  }
+
+  /// Memory for a copy: what is lent, else its own.
+  std::byte* passing(std::int64_t bytes) {
+    return lent_.present() && lent_.shape.elements() >= bytes ? lent_.data : temporaries_.at_least(bytes);
+  }
+
+  /// Random numbers are made and stored some rows at a time: the whole in floats would be eight times what it is to be.
+  void fill_stored(const TensorView& to, std::uint64_t state, float deviation) {
+    const std::int64_t columns = to.shape[to.shape.rank - 1], rows = to.shape.elements() / columns, matrix = to.shape.rank > 1 ? to.shape[to.shape.rank - 2] : 1;
+    const bool tiles = to.dtype == DType::fp8;
+    // A tile of 128 rows is whole in a piece, and belongs to one matrix.
+    const std::int64_t unit = tiles ? (matrix % 128 == 0 ? 128 : matrix) : 1, most = std::max(unit, (std::int64_t{4} << 20) / columns / unit * unit);
+    const std::int64_t floats = aligned_bytes(4 * most * columns);
+    std::byte* const wide = temporaries_.at_least(floats + stored_bytes(to.dtype, {most, columns}).value);
+    std::byte* const scales = to.data + payload_bytes(to.dtype, to.shape);
+    for (std::int64_t row = 0; row < rows; row += most) {
+      const Shape piece{std::min(most, rows - row), columns};
+      cuda::fill_normal(wide, DType::f32, piece.elements(), state + kStep * static_cast<std::uint64_t>(row * columns), deviation, stream_.get());
+      for (std::int64_t first = 0; first < piece[0]; first += tiles && matrix % 128 != 0 ? matrix : piece[0]) {
+        const Shape part{tiles && matrix % 128 != 0 ? matrix : piece[0], columns};
+        const std::int64_t bytes = payload_bytes(to.dtype, part), behind = stored_bytes(to.dtype, part).value - bytes;
+        cuda::forward(op::Quantise{part[0], columns, DType::f32, to.dtype}, std::vector<void*>{wide + 4 * first * columns, wide + floats}, nullptr, stream_.get());
+        const std::int64_t at = row + first, scale_at = tiles ? (matrix % 128 == 0 ? at / 128 : at / matrix * ((matrix + 127) / 128)) * ((columns + 127) / 128) * 4 : at * ((columns + 31) / 32);
+        kernels::check(cudaMemcpyAsync(to.data + payload_bytes(to.dtype, {at, columns}), wide + floats, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_.get()), "store weights");
+        kernels::check(cudaMemcpyAsync(scales + scale_at, wide + floats + bytes, static_cast<std::size_t>(behind), cudaMemcpyDeviceToDevice, stream_.get()), "store scales");
+      }
+    }
   }
 
   /// Floats go over in pieces and are rounded there: a model of a hundred gigabytes does not wait for one core here.
@@ -257,8 +321,9 @@ class CudaBackend final : public Backend {
     if (c.list != *t.columns) {
       c.list = *t.columns;
       c.device = kernels::DeviceBuffer(4 * std::max<std::size_t>(1, c.list.size()));
+      // On the stream: a plain copy of pageable memory returns before it has arrived, and what is queued next would not wait for it.
+      kernels::check(cudaMemcpyAsync(c.device.get<std::int32_t>(), c.list.data(), 4 * c.list.size(), cudaMemcpyHostToDevice, stream_.get()), "copy a view's columns");
       stream_.synchronize();
-      kernels::check(cudaMemcpy(c.device.get<std::int32_t>(), c.list.data(), 4 * c.list.size(), cudaMemcpyHostToDevice), "copy a view's columns");
     }
     return {c.device.get<std::int32_t>(), static_cast<std::int64_t>(c.list.size()), t.base_columns};
   }
@@ -273,7 +338,7 @@ class CudaBackend final : public Backend {
   }
   void combine(const TensorView& from, const TensorView& to, float scale, bool sum) {
     const std::int64_t n = to.shape.elements(), source = from.columns ? aligned_bytes(n * plain_bytes(from.dtype)) : 0;
-    std::byte* const temporary = temporaries_.at_least(source + (to.columns ? n * plain_bytes(to.dtype) : 0));
+    std::byte* const temporary = passing(source + (to.columns ? n * plain_bytes(to.dtype) : 0));
     const std::byte* const a = from.columns ? gather(from, temporary) : from.data;
     std::byte* const b = to.columns ? temporary + source : to.data;
     if (to.columns && sum) gather(to, b);
@@ -289,6 +354,7 @@ class CudaBackend final : public Backend {
   kernels::Stream stream_;
   std::optional<cuda::Products> products_;
   Growing scratch_, temporaries_;
+  TensorView lent_{};
   bool recording_ = false;
   std::vector<kernels::Event> stamps_;
   std::size_t stamped_ = 0;

@@ -120,8 +120,6 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
            fmt::format("--ranks {}; --rank-slice R: rank R alone", p.world()));
   if (plan.offload != Offload::none)
     refuse("offload", fmt::format("{} is priced, not run", name_of(plan.offload)), "none");
-  if (plan.experts.capacity_factor && options.capacity_factor == 0 && plan.experts.overflow != Overflow::drop_position)
-    refuse("experts.overflow", fmt::format("{} is priced, not run", name_of(plan.experts.overflow)), "drop_position");
   refuse_pipeline(problem, plan);
   if (ranks == 1) return;
   if (backend.name() == "null")

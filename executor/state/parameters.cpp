@@ -11,7 +11,42 @@
 namespace moeplan {
 namespace {
 
-Bytes held_bytes(DType type, const Shape& shape) { return {plain_bytes(type) * shape.elements()}; }
+/// Whether weights that the file has as several tensors become one without a block of 128 rows that spans two (fp8), and have scales by block.
+bool stacks_in_blocks(const Weight& w, const ModelSpec& model) {
+  if (w.dtype != DType::fp8) return true;
+  if (model.stored.layout == PackedLayout::compressed_tensors) return false;  // a scale a row
+  for (const TensorSource& s : w.sources)
+    if (w.sources.size() > 1 && s.shape.size() >= 2 && s.shape[s.shape.size() - 2] % 128 != 0) return false;
+  return true;
+}
+
+/// Whether a rank has whole matrices of a weight: blocks of a stored one may span where it is cut.
+bool has_whole_matrices(const Weight& w, std::int64_t shards) {
+  if (shards != 1 || w.shape.rank != w.full_shape.rank || w.shape.rank < 2) return false;
+  for (int d = w.shape.rank - 2; d < w.shape.rank; ++d)
+    if (w.shape[d] != w.full_shape[d]) return false;
+  return true;
+}
+
+/// In which type the backend holds a frozen weight: that of the calls which read it, where this rank holds all of it. A
+/// call may read it as it is though its class is stored quantised (biases).
+DType held_frozen(const Block& block, WeightId id, const ModelSpec& model, const Backend& backend, bool whole) {
+  const Weight& weight = block.weights[static_cast<std::size_t>(id)];
+  if (!whole || plain_bytes(weight.dtype) != 0 || !stacks_in_blocks(weight, model)) return backend.held(weight.dtype);
+  bool read = false;
+  for (const auto* pass : {&block.forward, &block.backward})
+    for (const BlockNode& n : *pass) {
+      const OpCall* call = std::get_if<OpCall>(&n.call);
+      if (!call) continue;
+      std::size_t next = 0;
+      for (const Operand& o : operands(call->op)) {
+        if (o.role != Role::weight || n.weights[next++] != id) continue;
+        read = true;
+        if (backend.held_weight(call->op, o.dtype) != weight.dtype) return backend.held(weight.dtype);
+      }
+    }
+  return read ? weight.dtype : backend.held(weight.dtype);
+}
 
 Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) {
   const bool inner = layer >= 0 && layer < static_cast<std::int32_t>(model.layers.size());
@@ -49,7 +84,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
   for (const Slot& slot : program.slots) {
     const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
     index_.emplace_back();
-    for (const Weight& w : block.weights) {
+    for (WeightId id = 0; id < static_cast<WeightId>(block.weights.size()); ++id) {
+      const Weight& w = block.weights[static_cast<std::size_t>(id)];
       Parameter p = declared(w, problem.model, slot.layer);
       // A tied head has the embedding's name and no source of its own; a pair used twice in a block is one weight there
       // already.
@@ -60,8 +96,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
       const DType master = w.adapter                        ? problem.runtime.adapter
                            : problem.runtime.master_weights ? DType::f32
                                                             : DType::bf16;
-      p.held = backend.held(w.trained ? master : w.dtype);
       p.shards = place.size(shard_group(p.split));
+      p.held = w.trained ? backend.held(master) : held_frozen(block, id, problem.model, backend, has_whole_matrices(w, p.shards));
       p.alike = alike_rows(w, place.parallelism);
       p.silent = p.split == WeightSplit::first && place.index(Group::tensor) > 0;
       p.counts = place.index(replicate_group(p.split)) == 0 && !p.silent;
@@ -74,7 +110,7 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
             fmt::format("{}: of {} some rows are on one rank and some on several, which is priced, not run",
                         place.parallelism.tp, p.name),
             "no more tensor ranks than key-value heads or state groups, or tune other weights");
-      const Bytes value = held_bytes(p.held, p.held_shape()), full = held_bytes(DType::f32, p.held_shape());
+      const Bytes value = stored_bytes(p.held, p.held_shape()), full = stored_bytes(DType::f32, p.held_shape());
       if (keep == Keep::all || p.is_state()) (w.adapter ? bytes_.adapters : bytes_.weights) += value;
       if (w.trained) {
         bytes_.gradients += full;
@@ -105,7 +141,7 @@ void Parameters::allocate(Backend& backend, Keep keep) {
     if (!p.trained) {
       at[i] = frozen;
       if (keep == Keep::all || p.is_state())
-        frozen += ceil_div(held_bytes(p.held, p.held_shape()).value, alignment) * alignment;
+        frozen += ceil_div(stored_bytes(p.held, p.held_shape()).value, alignment) * alignment;
       continue;
     }
     std::size_t r = 0;
@@ -137,12 +173,19 @@ void Parameters::allocate(Backend& backend, Keep keep) {
   }
 }
 
-Bytes held_beyond_plan(const Program& program, const Backend& backend) {
+Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend) {
+  const RankPlace place{.rank = 0, .parallelism = parallelism};
   Bytes out{};
-  for (const Slot& slot : program.slots)
-    for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights)
-      if (!w.trained && !w.sources.empty() && plain_bytes(w.dtype) == 0)
-        out += held_bytes(backend.held(w.dtype), w.shape) - stored_bytes(w.dtype, w.shape);
+  for (const Slot& slot : program.slots) {
+    const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
+    for (WeightId id = 0; id < static_cast<WeightId>(block.weights.size()); ++id) {
+      const Weight& w = block.weights[static_cast<std::size_t>(id)];
+      if (w.trained || w.sources.empty() || plain_bytes(w.dtype) != 0) continue;
+      const std::int64_t shards = place.size(shard_group(w.split));
+      const Shape mine = shards == 1 ? w.shape : Shape{ceil_div(w.shape.elements(), shards)};
+      out += stored_bytes(held_frozen(block, id, problem.model, backend, has_whole_matrices(w, shards)), mine) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
+    }
+  }
   return out;
 }
 

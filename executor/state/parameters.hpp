@@ -81,9 +81,9 @@ class Parameters {
   StateBytes bytes_;
 };
 
-/// Bytes by which frozen weights take more here than stored as the plan wants them: block-quantised ones that the
-/// backend holds in bf16.
-[[nodiscard]] Bytes held_beyond_plan(const Program& program, const Backend& backend);
+/// Bytes by which frozen weights take more on a rank than stored as the plan wants them: block-quantised ones that the
+/// backend holds in bf16, for want of a kernel or because ranks share them.
+[[nodiscard]] Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend);
 
 /// Seeded start values. Each tensor's numbers depend on the seed and its own name only: nearly normal with deviation
 /// 0.02 for matrices (Backend::fill_normal), ones for norms, zeros for biases, B of LoRA pairs zero and A uniform in

@@ -54,7 +54,18 @@ bool is_matrix(const Parameter& p) {
 /// a model that no machine holds costs what the share does.
 void fill_matrix(Parameter& p, std::uint64_t state, const RankPlace& place, Backend& backend) {
   constexpr float deviation = 0.02f;
-  for (const ElementRun& run : held_runs(p.cut(), place)) {
+  const std::vector<ElementRun> runs = held_runs(p.cut(), place);
+  if (plain_bytes(p.held) == 0) {  // blocks of a stored weight may span runs
+    if (runs.size() == 1 && runs.front().count == p.shape.elements()) return backend.fill_normal(p.view(), Random::after(state, runs.front().at), deviation);
+    std::vector<float> values(static_cast<std::size_t>(p.shape.elements()), 0.0f);
+    for (const ElementRun& run : runs)
+      for (std::int64_t i = 0; i < run.count; ++i)
+        values[static_cast<std::size_t>(run.here + i)] =
+            static_cast<float>(nearly_normal(state, static_cast<std::uint64_t>(run.at + i))) *
+            (deviation / kNearlyNormalDeviation);
+    return set_values(p, values, backend);
+  }
+  for (const ElementRun& run : runs) {
     const TensorView piece{
         p.value.get() + (backend.name() == "null" ? 0 : run.here * plain_bytes(p.held)), p.held, {run.count}};
     backend.fill_normal(piece, Random::after(state, run.at), deviation);

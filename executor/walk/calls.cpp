@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/walk/capacity.hpp"
 #include "executor/walk/columns.hpp"
 #include "executor/walk/packing.hpp"
 #include "executor/walk/walk.hpp"
@@ -74,8 +75,12 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (o < n.gradients.size() && n.gradients[o] >= 0)
       gradients[o] = value_view(i.slot, place, n.gradients[o], contract[o].shape, state);
   }
+  const TensorView given =
+      workspace < 0 ? TensorView{}
+                    : buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});
   if (const op::Split* split = std::get_if<op::Split>(&lowered.op)) {
     if (lowered.pass == Pass::forward) return;  // views
+    backend_.lend(given);
     // Pieces that lie in dx already are there; others are copied, and what nobody sent is zero.
     for (std::size_t o = 1; o < contract.size(); ++o) {
       TensorView slice = gradients[0];
@@ -86,6 +91,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
       else if (gradients[o].data != gradients[0].data)
         backend_.copy(gradients[o], slice);
     }
+    backend_.lend({});
     return;
   }
   OpCall call = lowered;
@@ -114,24 +120,24 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     if (rows > experts->rows)
       throw std::runtime_error(fmt::format("slot {}: {} routed rows, its buffer holds {} (overflow action: stop)",
                                            i.slot, rows, experts->rows));
+  } else if (std::holds_alternative<op::Permute>(call.op) && limits_by_host()) {
+    if (call.pass == Pass::forward && !routed.routed)
+      throw std::logic_error("permute of " + block_of(i.slot).name + " reads no router's choice");
+    if (call.pass == Pass::forward)  // which copies go where is decided already
+      views[1] = {state.limited.at({i.slot, routed.ordinal}).kept.get(), DType::i32, contract[1].shape};
   } else if (const op::Permute* permute = std::get_if<op::Permute>(&call.op); permute && options_.capacity_factor > 0) {
     const auto& layer = problem_.model.layers[index(program_.slots[index(i.slot)].layer)];
     std::int64_t routable = permute->experts;
     for (const Sublayer& s : layer.sublayers)
       if (const auto* f = std::get_if<MoeFfn>(&s.mixer)) routable = f->experts;
-    context.capacity = std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(
-               std::ceil(options_.capacity_factor * static_cast<double>(permute->tokens * permute->top_k) /
-                         static_cast<double>(routable))));
+    context.capacity = expert_capacity(options_.capacity_factor, permute->tokens * permute->top_k, routable);
   } else if (std::holds_alternative<op::Router>(call.op)) {
     context.auxiliary =
         options_.auxiliary * static_cast<double>(state.balance_share) / static_cast<double>(sharers() * sharers());
     if (options_.auxiliary > 0 && sharers() > 1 && call.pass == Pass::backward)
       context.rows_of_expert = state.shared_counts[index(i.slot)].at(routed.ordinal);
   }
-  if (workspace >= 0) {
-    context.workspace = buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});
-  }
+  context.workspace = given;
   if (plan_.parallelism.cp > 1 && selects_keys(call.op))
     call_by_runs(call, views, gradients);
   else if (plan_.parallelism.cp > 1 && reads_beyond(n) > 0)

@@ -3,8 +3,8 @@
 /// router left them.
 
 #include <algorithm>
-#include <cmath>
 
+#include "executor/walk/capacity.hpp"
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
@@ -82,10 +82,47 @@ void Walk::feed(MicroBatchState& state) {
 /// Rows of an expert that has been chosen so often.
 std::int64_t Walk::kept(const op::Router& op, std::int64_t choices) const {
   if (options_.capacity_factor <= 0) return choices;
-  const double rows = static_cast<double>(op.tokens * op.top_k);
-  return std::min(choices,
-                  std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(options_.capacity_factor * rows /
-                                                                                static_cast<double>(op.experts)))));
+  return std::min(choices, expert_capacity(options_.capacity_factor, op.tokens * op.top_k, op.experts));
+}
+
+/// The first in token order stay without the host: `permute` counts them.
+bool Walk::limits_by_host() const {
+  return options_.capacity_factor > 0 && options_.overflow != Overflow::drop_position;
+}
+
+/// Applies the overflow action to what a router has just decided.
+void Walk::limit(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state) {
+  const RouterAt& router = router_at(slot, ordinal);
+  const Operands contract = router.op.operands();
+  const auto view = [&](std::string_view name) {
+    for (std::size_t o = 0; o < contract.size(); ++o)
+      if (contract[o].name == name) return operands[o];
+    return TensorView{};
+  };
+  const auto numbers = [&](const TensorView& from) {
+    std::vector<float> out(from.present() ? static_cast<std::size_t>(from.shape.elements()) : 0);
+    if (!out.empty()) backend_.read(from, out);
+    return out;
+  };
+  const std::vector<float> scores = numbers(view("scores")), bias = numbers(view("score_bias")), indices = numbers(view("indices"));
+  std::vector<float> selection = scores;
+  for (std::size_t i = 0; !bias.empty() && i < selection.size(); ++i) selection[i] += bias[i % bias.size()];
+  Choices choices{.scores = scores, .selection = selection, .indices = {indices.begin(), indices.end()}, .weights = numbers(view("weights")), .zero_weight = numbers(view("zero_weight"))};
+  const std::int64_t copies = router.op.tokens * router.op.top_k;
+  const Overflowed done = apply_capacity(router.op, options_.overflow, expert_capacity(options_.capacity_factor, copies, router.op.experts), choices);
+  if (done.moved > 0) {
+    backend_.write(view("indices"), std::vector<float>(choices.indices.begin(), choices.indices.end()));
+    backend_.write(view("weights"), choices.weights);
+    if (view("zero_weight").present()) backend_.write(view("zero_weight"), choices.zero_weight);
+  }
+  auto& limited = state.limited[{slot, ordinal}];
+  if (!limited.kept) limited.kept = backend_.allocate({4 * copies}, "experts of the copies");
+  backend_.write({limited.kept.get(), DType::i32, {router.op.tokens, router.op.top_k}}, std::vector<float>(done.kept.begin(), done.kept.end()));
+  limited.dropped = done.dropped;
+  auto& mine = state.kept_rows[index(slot)];
+  const std::size_t experts = done.rows.size();
+  mine.resize(std::max(mine.size(), (ordinal + 1) * experts));
+  std::copy(done.rows.begin(), done.rows.end(), mine.begin() + static_cast<std::ptrdiff_t>(ordinal * experts));
 }
 
 /// Keeps what a router has chosen until the micro-batch is done; where the host sizes the experts' calls it waits for
@@ -100,6 +137,10 @@ void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorV
   }
   if (options_.auxiliary > 0 && sharers() > 1) share_counts(slot, ordinal, state);
   if (!hosted_) return;
+  if (limits_by_host()) {
+    settle();
+    return limit(slot, ordinal, operands, state);
+  }
   std::vector<float> counts(static_cast<std::size_t>(router.choices()));
   settle();
   backend_.read(tally_view(state, router, false, router.choices()), counts);
@@ -128,9 +169,12 @@ void Walk::finish(MicroBatchState& state) {
       const auto at = static_cast<std::size_t>(router.first + e);
       const auto choices = static_cast<std::int64_t>(counts[at]);
       report.counts.push_back(static_cast<std::int64_t>(all_counts[at]));
-      if (e < router.op.experts) report.dropped += choices - kept(router.op, choices);
+      if (e < router.op.experts && !limits_by_host()) report.dropped += choices - kept(router.op, choices);
       inner += all_shares[at] * all_counts[at];
     }
+    const auto ordinal = static_cast<std::size_t>(&router - &routers_[first_router_[index(router.slot)]]);
+    if (const auto limited = state.limited.find({router.slot, ordinal}); limited != state.limited.end())
+      report.dropped = limited->second.dropped;
     const double tokens = static_cast<double>(router.op.tokens * sharers()),
                  rows = tokens * static_cast<double>(router.op.top_k);
     if (rows > 0) report.balance = static_cast<double>(router.choices()) * inner / (rows * tokens);

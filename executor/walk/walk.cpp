@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/walk/columns.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -30,7 +31,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
       ranks_(ranks),
       progress_(progress) {
   if (plan.experts.capacity_factor && options.capacity_factor == 0)
-    options_.capacity_factor = *plan.experts.capacity_factor;
+    options_.capacity_factor = *plan.experts.capacity_factor, options_.overflow = plan.experts.overflow;
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward, &b.weight_backward})
       for (const BlockNode& n : *pass)
@@ -41,9 +42,16 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
                              "--backend cpu, or another model; `moeplan ops` lists what each operator has");
     note_block(b);
   }
+  std::map<const Block*, CallScratch> copies;
+  if (backend.wants_dense())
+    for (const Block& b : program.blocks) copies.emplace(&b, dense_copies(b));
   arena_ = plan_arena(
       program, problem, [&](DType t) { return backend.held(t); }, plan.parallelism,
-      [&](const OpCall& call) { return backend.workspace(call); });
+      [&](const Block& b, const BlockNode& n) {
+        const OpCall& call = std::get<OpCall>(n.call);
+        const Bytes own = is_view(call.op) ? Bytes{} : backend.workspace(call);
+        return backend.wants_dense() ? own + copies.at(&b)(n) : own;
+      });
   memory_ = backend.allocate(arena_.size, "arena");
   const std::int64_t tokens = tokens_here();
   if (tokens > (1 << 24))
@@ -91,6 +99,7 @@ void Walk::note_block(const Block& b) {
     notes.root_columns[index(out)] = of_base.empty() ? split_columns(op) : notes.root_columns[index(base)];
   };
   std::map<WeightId, std::size_t> router_of;  // by the experts' weights
+  std::map<ValueId, std::size_t> router_with;  // by the experts it chose
   std::size_t routers = 0;
   bool exchanges = false;
   const auto routed = [&](const BlockNode& n, bool learn) -> RoutedCall {
@@ -103,8 +112,17 @@ void Walk::note_block(const Block& b) {
     const OpCall* c = std::get_if<OpCall>(&n.call);
     if (!c) return {};
     if (std::holds_alternative<op::Router>(c->op)) {
-      if (learn) router_of[n.weights.front()] = routers++;
+      if (learn) {
+        const Operands contract = operands(c->op);
+        for (std::size_t o = 0; o < contract.size(); ++o)
+          if (contract[o].name == "indices") router_with[n.operands[o]] = routers;
+        router_of[n.weights.front()] = routers++;
+      }
       return {router_of.at(n.weights.front()), true};
+    }
+    if (std::holds_alternative<op::Permute>(c->op)) {
+      const auto router = c->pass == Pass::forward ? router_with.find(n.operands[1]) : router_with.end();
+      return router == router_with.end() ? RoutedCall{} : RoutedCall{router->second, true};
     }
     if (std::holds_alternative<op::GroupedLinear>(c->op)) {
       if (learn) router_of[n.weights.front()] = routers - 1;

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "core/spec/choices.hpp"
 #include "core/spec/timeline.hpp"
 #include "executor/arena/arena.hpp"
 #include "executor/ranks/groups.hpp"
@@ -20,7 +21,8 @@ namespace moeplan {
 using SliceRows = std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int64_t>>;
 
 struct WalkOptions {
-  double capacity_factor = 0;  ///< most rows of one expert over the mean, later tokens are dropped; 0: dropless
+  double capacity_factor = 0;  ///< most rows of one expert over the mean; 0: dropless
+  Overflow overflow = Overflow::drop_position;  ///< what becomes of copies beyond it (executor/walk/capacity.hpp)
   double auxiliary = 0;        ///< weight of the routers' balancing loss
   double routed_bound =
       2;  ///< rows that a rank's experts may take together over the balanced share: the bound of the ragged buffers
@@ -31,7 +33,7 @@ struct WalkOptions {
 struct RoutingReport {
   std::int32_t layer = -1;
   std::vector<std::int64_t> counts;  ///< choices of each expert
-  std::int64_t dropped = 0;          ///< copies beyond the capacity
+  std::int64_t dropped = 0;          ///< copies beyond the capacity that no expert has taken
   double balance = 0;                ///< E sum_e f_e P_e; 1 when balanced
 };
 
@@ -134,6 +136,12 @@ class Walk {
     std::vector<std::vector<Routes>> routes;           ///< per slot, by router; with expert ranks only
     std::vector<std::vector<std::vector<std::int64_t>>>
         shared_counts;  ///< per slot, by router: choices of each expert by the tokens of all tensor ranks
+    /// By slot and router, where the overflow action is the host's: the experts of the copies (-1: dropped), and how many were dropped.
+    struct Limited {
+      Backend::Memory kept;
+      std::int64_t dropped = 0;
+    };
+    std::map<std::pair<std::int32_t, std::size_t>, Limited> limited;
     MicroBatchResult result;
   };
   float run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share);
@@ -224,6 +232,8 @@ class Walk {
   void reduce_gradients(const Instance& i, const MicroBatchState& state);
   [[nodiscard]] bool reduces(const Parameter& p) const;
   [[nodiscard]] std::int64_t kept(const op::Router& op, std::int64_t choices) const;
+  [[nodiscard]] bool limits_by_host() const;
+  void limit(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void find_staging();
   void tell(const char* phase);

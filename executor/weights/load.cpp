@@ -6,6 +6,8 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "executor/backend/convert.hpp"
+#include "executor/backend/stored.hpp"
 #include "sim/program/model_tensors.hpp"
 
 namespace moeplan {
@@ -115,6 +117,47 @@ void refuse_other_frequencies(const ModelSpec& model) {
       }, s.mixer);
 }
 
+/// A weight that is held as the file stores it, byte for byte: payload and scales of its matrices, those of this rank's experts. Empty where the file has
+/// another type, or layout of scales, than the memory.
+std::vector<std::byte> as_stored(const TensorFiles& files, const ModelSpec& model, const Parameter& p, const RankPlace& place, std::int64_t slabs) {
+  const Shape& shape = p.shape;
+  if (plain_bytes(p.held) != 0 || shape.rank < 2) return {};
+  const auto runs = held_runs(p.cut(), place);
+  const std::int64_t columns = shape[shape.rank - 1], matrix = p.whole.elements() / slabs;
+  if (runs.size() != 1 || runs.front().at % matrix != 0 || runs.front().count != shape.elements()) return {};
+  const std::int64_t first = runs.front().at / matrix, end = first + runs.front().count / matrix;
+  std::vector<std::byte> payload, scales;
+  for (std::int64_t e = first; e < end; ++e)
+    for (const TensorSource& s : p.sources) {
+      const std::string name = expert_name(s.name, e);
+      const StoredTensor* direct = files.find(name);
+      const auto parts = in_file(s, name, model.stored.layout);
+      const bool turned = model.stored.layout == PackedLayout::blocks_scales && s.shape.size() == 3;   // [E, in, out] here, rows of `in` in the file
+      if (s.dtype != p.held || s.padding != 0 || parts.size() != 2 || (direct && is_plain(*direct)) || (turned ? s.shape[1] : s.shape.back()) != columns || (turned && columns % 32 != 0)) return {};
+      const std::int64_t whole = product(s.shape), part = s.count > 1 ? whole : whole / slabs, rows = part / columns, row = s.count > 1 ? 0 : e * rows;
+      const auto add = [](std::vector<std::byte>& to, std::span<const std::byte> bytes) { to.insert(to.end(), bytes.begin(), bytes.end()); };
+      const std::int64_t wide = (columns + 1) / 2;
+      if (p.held == DType::mxfp4) {
+        const std::int64_t groups = (columns + 31) / 32;
+        add(payload, files.bytes(parts[0].name, row * wide, (row + rows) * wide));
+        add(scales, files.bytes(parts[1].name, row * groups, (row + rows) * groups));
+      } else if (parts[1].dtype == "BF16" || rows % 128 != 0) {   // a scale a row; or blocks that end inside a weight of several
+        if (parts[1].dtype == "BF16" || p.sources.size() > 1 || end - first > 1) return {};
+        add(payload, files.bytes(parts[0].name, row * columns, (row + rows) * columns));
+        const auto values = files.floats(parts[1].name, 0, product(parts[1].shape));
+        add(scales, std::as_bytes(std::span(values)));
+      } else {
+        const std::int64_t across = (columns + 127) / 128;
+        add(payload, files.bytes(parts[0].name, row * columns, (row + rows) * columns));
+        const auto values = files.floats(parts[1].name, row / 128 * across, rows / 128 * across);
+        add(scales, std::as_bytes(std::span(values)));
+      }
+    }
+  payload.insert(payload.end(), scales.begin(), scales.end());
+  if (static_cast<std::int64_t>(payload.size()) != stored_bytes(p.held, p.shape).value) throw std::logic_error(fmt::format("{}: {} stored bytes from its sources, {} in memory", p.name, payload.size(), stored_bytes(p.held, p.shape).value));
+  return payload;
+}
+
 }  // namespace
 
 void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend) {
@@ -147,6 +190,10 @@ void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& 
     if (p.adapter || p.sources.empty()) continue;
     const MoeFfn* moe = p.cls == WeightClass::experts ? experts_of(model, p.layer) : nullptr;
     const std::int64_t slabs = moe ? moe->experts : 1;
+    if (const auto bytes = as_stored(files, model, p, parameters.place(), slabs); !bytes.empty()) {
+      backend.write_stored(p.view(), bytes);
+      continue;
+    }
     std::vector<float> values;
     values.reserve(static_cast<std::size_t>(p.whole.elements()));
     for (std::int64_t e = 0; e < slabs; ++e)

@@ -54,11 +54,4 @@ struct NamedTensor {
 /// The bytes of a safetensors file: tensors by name (all F32), header padded to eight bytes, `metadata` as given besides format "pt".
 [[nodiscard]] std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata = {});
 
-/// Numbers of one byte: E4M3 (no infinity) and E8M0 (a power of two).
-[[nodiscard]] float from_e4m3(std::uint8_t bits);
-[[nodiscard]] float from_e5m2(std::uint8_t bits);
-[[nodiscard]] float from_e8m0(std::uint8_t bits);
-/// Four bits: E2M1.
-[[nodiscard]] float from_e2m1(std::uint8_t nibble);
-
 }  // namespace moeplan

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "executor/cuda/backend.hpp"
+#include "sim/memory/memory.hpp"
 #include "tests/executor/cuda/sized.hpp"
 
 namespace moeplan {
@@ -14,17 +15,24 @@ namespace {
 
 using namespace test;
 
-bool is_routed(const ModelSpec& m) {
-  for (const LayerSpec& layer : m.layers)
-    for (const Sublayer& s : layer.sublayers)
-      if (std::holds_alternative<MoeFfn>(s.mixer)) return true;
-  return false;
+std::int64_t states_of(const Program& program) {
+  StateBytes all = program.resident;
+  for (const Slot& s : program.slots) all += s.state;
+  return (all.weights + all.adapters + all.gradients + all.optimizer).value;
 }
 
 struct Model {
   const char* name;
   const char* file;
+  bool stored = false;   ///< frozen experts as they are published
 };
+
+ModelSpec sized(const Model& model) { return device_sized(model.file, model.stored); }
+Plan plan_of(const Problem& p, std::int64_t micro_batch, std::int64_t micro_batches = 1, Recompute recompute = Recompute::none) {
+  Plan q = plan(p, micro_batch, micro_batches, recompute);
+  q.frozen_storage = p.model.stored.experts;
+  return q;
+}
 
 class CudaTraining : public testing::TestWithParam<Model> {
  protected:
@@ -70,8 +78,8 @@ std::vector<std::pair<std::string, std::vector<float>>> written(TinyRun& run, co
 }
 
 TEST_P(CudaTraining, EachCallOfTheForwardWritesWhatTheCpuWrites) {
-  const Problem p = problem(device_sized(GetParam().file), lora(48, 8));
-  const Plan q = plan(p, 2);
+  const Problem p = problem(sized(GetParam()), lora(48, 8));
+  const Plan q = plan_of(p, 2);
   TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0));
   stir(cpu), stir(device);
   const Batch b = batch(p, q, 9);
@@ -83,49 +91,104 @@ TEST_P(CudaTraining, EachCallOfTheForwardWritesWhatTheCpuWrites) {
     ASSERT_EQ(want[i].first, got[i].first);
     // A router's tie that bf16 decides otherwise moves whole rows: what follows it is compared by loss and gradients instead.
     if (want[i].first.find("permute") != std::string::npos) return;
-    ASSERT_LT(std::sqrt(difference), 0.05 * std::sqrt(size) + 1e-6) << "call " << i << ", " << want[i].first << ": of " << std::sqrt(size);
+    ASSERT_LT(std::sqrt(difference), 0.08 * std::sqrt(size) + 1e-6) << "call " << i << ", " << want[i].first << ": of " << std::sqrt(size);
   }
 }
 
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += std::pow(static_cast<double>(a[i] - b[i]), 2);
+  return std::sqrt(sum);
+}
+
+/// Copies every value, so that runs whose weights were stored or rounded differently have the same.
+void set_as(TinyRun& to, TinyRun& from) {
+  for (Parameter& each : to.trainer->parameters().all()) set_values(each, values_of(*from.trainer->parameters().find(each.name), *from.backend), *to.backend);
+}
+
+// What storage in bf16 costs is seen between two CPU runs, with and without it: tokens whose expert or key bf16 decides otherwise, and gradients that are
+// small differences (queries where attention is nearly even). The device may be as far off again: its roundings are others.
 TEST_P(CudaTraining, LossAndGradientsAreTheCpus) {
   for (const bool everything : {false, true}) {
-    const Problem p = problem(device_sized(GetParam().file), everything ? full(48) : lora(48, 8));
-    const Plan q = plan(p, 2);
-    TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0));
-    stir(cpu), stir(device);
+    const Problem p = problem(sized(GetParam()), everything ? full(48) : lora(48, 8));
+    const Plan q = plan_of(p, 2);
+    TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0)), wide(p, q, cpu_backend(CpuStorage::wide));
+    stir(cpu), stir(device), set_as(wide, cpu);
     const Batch b = batch(p, q, 9);
-    const bool routed = is_routed(p.model);
     const double want = static_cast<double>(cpu.trainer->differentiate(b)), loss = static_cast<double>(device.trainer->differentiate(b));
+    (void)wide.trainer->differentiate(b);
     EXPECT_NEAR(loss, want, 2e-3 * want);
-    double all_difference = 0, all = 0;
+    double all_difference = 0, all_scatter = 0, all = 0;
+    struct Each {
+      std::string name;
+      double difference, scatter, size;
+    };
+    std::vector<Each> each;
     for (std::size_t i = 0; i < cpu.trainer->parameters().all().size(); ++i) {
       const Parameter& c = cpu.trainer->parameters().all()[i];
       if (!c.trained) continue;
-      const auto a = gradient(cpu, c), g = gradient(device, device.trainer->parameters().all()[i]);
-      double difference = 0, size = 0;
-      for (std::size_t e = 0; e < a.size(); ++e) difference += std::pow(static_cast<double>(g[e] - a[e]), 2), size += std::pow(static_cast<double>(a[e]), 2);
-      all_difference += difference, all += size;
-      // A few tokens whose expert bf16 decides otherwise change the gradients of those experts and what is behind them.
-      EXPECT_LT(std::sqrt(difference), (routed ? 0.6 : 0.1) * std::sqrt(size) + 1e-4) << c.name << (everything ? ", full" : ", LoRA") << ": of " << std::sqrt(size);
+      const auto a = gradient(cpu, c), g = gradient(device, device.trainer->parameters().all()[i]), exact = gradient(wide, wide.trainer->parameters().all()[i]);
+      each.push_back({c.name, distance(g, a), distance(exact, a), distance(a, std::vector<float>(a.size(), 0.0f))});
+      all_difference += std::pow(each.back().difference, 2), all_scatter += std::pow(each.back().scatter, 2), all += std::pow(each.back().size, 2);
     }
-    EXPECT_LT(std::sqrt(all_difference), (routed ? 0.08 : 0.03) * std::sqrt(all));
+    all_difference = std::sqrt(all_difference), all_scatter = std::sqrt(all_scatter), all = std::sqrt(all);
+    for (const Each& e : each)
+      EXPECT_LT(e.difference, 4 * e.scatter + 0.1 * e.size + 0.01 * all) << e.name << (everything ? ", full" : ", LoRA") << ": of " << e.size << ", bf16 alone " << e.scatter;
+    EXPECT_LT(all_difference, 2.5 * all_scatter + 0.03 * all) << "of " << all << ", bf16 alone " << all_scatter;
+  }
+}
+
+TEST_P(CudaTraining, FrozenWeightsAreHeldAsPlannedAndWithTheCpusNumbers) {
+  const Problem p = problem(sized(GetParam()), lora(48, 8));
+  const Plan q = plan_of(p, 1);
+  TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0));
+  // The plan counts biases by their class; they are held as they are read.
+  EXPECT_LT(static_cast<double>(held_beyond_plan(device.trainer->program(), p, q.parallelism, *device.backend).value), 0.01 * static_cast<double>(device.trainer->parameters().bytes().weights.value));
+  int stored = 0;
+  for (const Parameter& each : device.trainer->parameters().all()) {
+    const Parameter* host = cpu.trainer->parameters().find(each.name);
+    ASSERT_EQ(each.held, host->held) << each.name;
+    stored += each.held == DType::mxfp4 || each.held == DType::fp8;
+    if (each.trained) continue;
+    ASSERT_EQ(values_of(each, *device.backend), values_of(*host, *cpu.backend)) << each.name;
+  }
+  EXPECT_EQ(stored > 0, GetParam().stored);
+}
+
+TEST_P(CudaTraining, TheArenaIsThePlannersAndCallsTakeNothingBesideIt) {
+  for (const Recompute recompute : {Recompute::none, Recompute::full}) {
+    Problem p = problem(sized(GetParam()), lora(48, 8));
+    p.runtime.own_kernels = true;
+    const Plan q = plan_of(p, 2, 1, recompute);
+    TinyRun run(p, q, cuda_backend(0));
+    const Bytes before = run.backend->beside();
+    (void)run.trainer->differentiate(batch(p, q, 9));
+    MemoryBreakdown planned = memory(run.trainer->program(), p, q);
+    const std::int64_t arena = run.trainer->walk().arena().peak.value, plans = (planned.peak() - standing_memory(StateBytes{}, p.runtime, q.parallelism).peak() - Bytes{states_of(run.trainer->program())}).value;
+    if (p.model.residual == ResidualKind::attention_residual)   // gradients of stored blocks wait here, docs/executor.md
+      EXPECT_NEAR(static_cast<double>(arena), static_cast<double>(plans), 0.02 * static_cast<double>(plans));
+    else
+      EXPECT_EQ(arena, plans) << planned.peak_at << " | " << run.trainer->walk().arena().peak_at;
+    EXPECT_LE(run.backend->beside().value - before.value, 1 << 20) << "scratch that the plan does not know";
   }
 }
 
 TEST_P(CudaTraining, TheCurveIsTheCpus) {
   TrainOptions options;
   options.steps = 12, options.learning_rate = 2e-3;
-  const Problem p = problem(device_sized(GetParam().file), full(48));
-  const Plan q = plan(p, 1, 2, Recompute::selective);
-  TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned), options), device(p, q, cuda_backend(0), options);
-  double first = 0, last = 0;
+  const Problem p = problem(sized(GetParam()), full(48));
+  const Plan q = plan_of(p, 1, 2, Recompute::selective);
+  TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned), options), device(p, q, cuda_backend(0), options), wide(p, q, cpu_backend(CpuStorage::wide), options);
+  set_as(wide, cpu);
+  double first = 0, last = 0, apart = 0, norms_apart = 0;   // of the two CPU runs so far
   for (int s = 0; s < options.steps; ++s) {
     const std::vector<Batch> batches{batch(p, q, 1), batch(p, q, 2)};
-    const StepReport want = cpu.trainer->step(batches), got = device.trainer->step(batches);
+    const StepReport want = cpu.trainer->step(batches), got = device.trainer->step(batches), exact = wide.trainer->step(batches);
+    apart = std::max(apart, std::abs(exact.loss - want.loss)), norms_apart = std::max(norms_apart, std::abs(exact.gradient_norm - want.gradient_norm));
     // At this rate of learning a difference in rounding grows from step to step: 2.7 % of the loss after twelve was seen, with and without experts.
-    EXPECT_NEAR(got.loss, want.loss, (s < 4 ? 0.01 : 0.05) * want.loss) << "step " << s;
+    EXPECT_NEAR(got.loss, want.loss, (s < 4 ? 0.01 : 0.05) * want.loss + 2.5 * apart) << "step " << s;
     if (s < 4) {
-      EXPECT_NEAR(got.gradient_norm, want.gradient_norm, 0.05 * want.gradient_norm) << "step " << s;
+      EXPECT_NEAR(got.gradient_norm, want.gradient_norm, 0.05 * want.gradient_norm + 2.5 * norms_apart) << "step " << s;
     }
     if (s == 0) first = got.loss;
     last = got.loss;
@@ -134,7 +197,9 @@ TEST_P(CudaTraining, TheCurveIsTheCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaTraining,
-                         testing::Values(Model{"qwen3_moe", "qwen/qwen3-30b-a3b.json"}, Model{"kimi_linear", "kimi/kimi-linear-48b-a3b.json"}, Model{"llama", "llama/llama-3.1-8b.json"}, Model{"mixtral", "mixtral/mixtral-8x7b.json"}),
+                         testing::Values(Model{"qwen3_moe", "qwen/qwen3-30b-a3b.json"}, Model{"kimi_linear", "kimi/kimi-linear-48b-a3b.json"}, Model{"llama", "llama/llama-3.1-8b.json"}, Model{"mixtral", "mixtral/mixtral-8x7b.json"},
+                                         Model{"gpt_oss", "gpt-oss/gpt-oss-20b.json", true}, Model{"deepseek_v3", "deepseek/deepseek-v3.json", true}, Model{"deepseek_v32", "deepseek/deepseek-v3.2.json"}, Model{"glm_moe_dsa", "glm/glm-5.json"},
+                                         Model{"qwen3_next", "qwen/qwen3-next-80b-a3b.json"}, Model{"deepseek_v4", "deepseek/deepseek-v4-flash.json"}, Model{"kimi_k3", "kimi/kimi-k3.json"}, Model{"longcat", "longcat/longcat-flash.json"}),
                          [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace

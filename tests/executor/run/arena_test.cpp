@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "sim/memory/memory.hpp"
+#include "sim/program/call_scratch.hpp"
 #include "tests/executor/run/tiny.hpp"
 
 namespace moeplan {
@@ -29,6 +30,18 @@ TEST_P(Arena, PeaksAtThePlannedBytes) {
   measured[MemoryCategory::allocator_reserve] = {};   // gaps of the layout
   EXPECT_EQ(measured.peak().value, planned.peak().value) << planned.peak_at << " | " << measured.peak_at;
   EXPECT_EQ(measured.at_peak, planned.at_peak);
+}
+
+TEST_P(Arena, PeaksAtThePlannedBytesWithTheKernelsScratchToo) {
+  const auto& [file, is_full, recompute] = GetParam();
+  Problem p = problem(shrunk(shipped(file)), is_full ? full(32) : lora(32));
+  p.runtime.own_kernels = true;
+  const Plan q = plan(p, 2, 3, recompute);
+  const Program program = lower(p, q, 0);
+  const ArenaPlan arena = plan_arena(program, p, [](DType t) { return t; }, {}, [&](const Block& b, const BlockNode& n) { return call_scratch(b, p.runtime)(n); });
+  StateBytes states = program.resident;
+  for (const Slot& s : program.slots) states += s.state;
+  EXPECT_EQ(arena.peak + standing_memory(states, p.runtime, q.parallelism).peak(), memory(program, p, q).peak()) << arena.peak_at;
 }
 
 TEST_P(Arena, GivesNoByteToTwoBuffersAtOnce) {
