@@ -63,7 +63,7 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
   out["plans"] = Json::array();
   for (std::size_t i = 0; i < answer.plans.size(); ++i) {
     out["plans"].push_back(plan_json(answer.plans[i]));
-    out["plans"].back()["optimizer"] = std::string(name_of(problem_of(problem, answer, i).workload.optimizer));
+    if (!answer.optimizers.empty()) out["plans"].back()["optimizer"] = std::string(name_of(answer.optimizers[i]));
   }
   out["pareto"] = answer.pareto;
   return out;
@@ -152,8 +152,7 @@ Output run(const Context& context, const PlanOptions& options) {
     return out;
   }
   out.text = problem_text(problem);
-  out.text += fmt::format("searched {} plans in {}: {} fit, {} of them decided by a bound\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible),
-                          grouped(answer.bounded));
+  out.text += fmt::format("searched {} plans in {}: {} fit\n", grouped(answer.searched), human(Seconds{seconds}), grouped(answer.feasible));
   const Ways by = ways(answer);
   out.text += fmt::format("decided: {} priced in full, {} by a bound on time, {} by memory, {} by a rule\n", grouped(by.priced), grouped(by.time_bound), grouped(by.memory), grouped(by.rules));
   if (answer.dominated > 0) out.text += fmt::format("of those by a bound {} rank behind plans that need no more memory, whether they fit or not\n", grouped(answer.dominated));
