@@ -67,7 +67,7 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   degree_ = labelled(tr("Expert ranks"), new QComboBox, tr("Degree of expert parallelism; the plan's own at first"));
   replicas_ = labelled(tr("Replicas"), new QSpinBox, tr("Extra expert slots, given to the hottest experts"));
   replicas_->setRange(0, 4096);
-  capacity_ = labelled(tr("Capacity factor"), new QDoubleSpinBox, tr("Tokens an expert takes at most, over the mean; what is beyond it is dropped"));
+  capacity_ = labelled(tr("Capacity"), new QDoubleSpinBox, tr("Tokens an expert takes at most, over the mean; what is beyond it is dropped"));
   capacity_->setRange(0, 16);
   capacity_->setSingleStep(0.25);
   capacity_->setSpecialValueText(tr("dropless"));
@@ -76,9 +76,9 @@ ExpertsPage::ExpertsPage(Session* session, QWidget* parent)
   map_ = labelled(tr("Below"), new QComboBox, tr("What the map below shows: what one micro-batch sends between ranks or nodes in a layer, or the ranks' load on the machines"));
   map_->addItems({tr("rank traffic"), tr("node traffic"), tr("cluster map")});
   // Long names must not make the window wider than it is asked to be.
-  for (QComboBox* box : {heatBox_, map_}) {
+  for (QComboBox* box : {degree_, heatBox_, map_}) {
     box->setSizeAdjustPolicy(QComboBox::AdjustToMinimumContentsLengthWithIcon);
-    box->setMinimumContentsLength(11);
+    box->setMinimumContentsLength(box == degree_ ? 3 : 8);
   }
   bar->addStretch(1);
   told_ = new QLabel;
