@@ -13,8 +13,8 @@ ContextRuns context_runs_of(const Problem& problem, const Plan& plan) {
 Batch context_share(const Batch& batch, const ContextRuns& runs, std::int64_t rank) {
   if (runs.ranks == 1) return batch;
   if (!batch.starts.empty())
-    throw InputError("data", "packed documents over context ranks are not run",
-                     "one document a sequence (--no-packing), or cp = 1");
+    throw InputError("data", "packed or padded documents over context ranks are not run",
+                     "documents as long as their sequence, one each (--no-packing, --data random), or cp = 1");
   const auto tokens = static_cast<std::int64_t>(batch.tokens.size()), length = tokens / runs.sequences;
   Batch out{.tokens = {}, .labels = {}, .starts = {}, .positions = {}};
   runs.each(rank, tokens / runs.ranks, [&](std::int64_t, std::int64_t first, std::int64_t rows) {
