@@ -35,14 +35,16 @@ bool better(const Found& a, const Found& b) {
 
 void Incumbents::add(const Found& found) {
   fresh_.push_back(found);
-  if (fresh_.size() >= 32) settle();
+  if (fresh_.size() >= 32 + kept_.size() / 8) settle();   // a share of what is kept: settling takes time in its length
 }
 
 void Incumbents::settle() {
   if (fresh_.empty()) return;
+  std::sort(fresh_.begin(), fresh_.end(), better);
+  const auto settled = static_cast<std::ptrdiff_t>(kept_.size());
   kept_.insert(kept_.end(), fresh_.begin(), fresh_.end());
+  std::inplace_merge(kept_.begin(), kept_.begin() + settled, kept_.end(), better);
   fresh_.clear();
-  std::sort(kept_.begin(), kept_.end(), better);
   std::vector<Found> stays;
   std::vector<std::pair<std::int64_t, double>> before;   // undominated (peak, risk) so far
   front_.clear();
