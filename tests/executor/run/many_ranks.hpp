@@ -140,7 +140,7 @@ inline void expect_same(const Tensors& a, const Tensors& b, double share, const 
     const auto it = b.find(name);
     ASSERT_TRUE(it != b.end()) << name;
     ASSERT_EQ(values.size(), it->second.size()) << name;
-    const double most = std::max(largest(values), 1e-4);
+    const double most = std::max(largest(values), 2e-5);  // below it stands the rounding of sums whose terms cancel (DeepSeek-V4's hc_head_base)
     for (std::size_t i = 0; i < values.size(); ++i)
       ASSERT_NEAR(values[i], it->second[i], share * most) << what << " of " << name << " at " << i;
   }
