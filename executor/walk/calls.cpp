@@ -13,12 +13,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 TensorView Walk::buffer_view(std::int32_t buffer, DType type, const Shape& shape) const {
   return {memory_.get() + (backend_.name() == "null" ? 0 : arena_.buffers[index(buffer)].offset), backend_.held(type),
           shape};

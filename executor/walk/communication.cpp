@@ -11,12 +11,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 bool is_merge(const Block& block, const BlockNode& node) {
   const CommCall* comm = std::get_if<CommCall>(&node.call);
   return comm && comm->group == Group::tensor && comm->collective == Collective::all_gather &&

@@ -29,7 +29,6 @@ Batch context_share(const Batch& batch, const ContextRuns& runs, std::int64_t ra
 
 namespace {
 
-std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
 std::int64_t rows_of(const TensorView& t) { return t.shape.elements() / width_of(t); }
 
 }  // namespace

@@ -13,9 +13,6 @@
 namespace moeplan {
 namespace {
 
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
-std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
 bool is_input(Role role) { return role == Role::input || role == Role::index; }
 
 /// Widths of a delta rule's state, and its calls on other tokens.
@@ -203,13 +200,13 @@ void Walk::set_state_tokens(const Op& op, std::span<const TensorView> views, std
                             std::int64_t before, std::int64_t behind) {
   const DeltaRule rule = rule_of(op);
   const auto units = [&](const TensorView& t, std::int64_t at, std::int64_t rows) {
-    std::vector<float> v(place(rows * rule.key_heads * rule.d_k), 0.0f);
+    std::vector<float> v(index(rows * rule.key_heads * rule.d_k), 0.0f);
     for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t h = 0; h < rule.key_heads; ++h) v[place((r * rule.key_heads + h) * rule.d_k + r)] = 1;
+      for (std::int64_t h = 0; h < rule.key_heads; ++h) v[index((r * rule.key_heads + h) * rule.d_k + r)] = 1;
     fill_edges(t, runs, whole, at, v);
   };
   const auto same = [&](const TensorView& t, std::int64_t at, std::int64_t rows, float value) {
-    fill_edges(t, runs, whole, at, std::vector<float>(place(rows * width_of(t)), value));
+    fill_edges(t, runs, whole, at, std::vector<float>(index(rows * width_of(t)), value));
   };
   units(views[1], 0, before);
   same(views[3], 0, before, kNoDecay);
@@ -230,15 +227,15 @@ void Walk::put_state(const Op& op, const TensorView& to, const TensorView& state
                      std::int64_t whole, std::int64_t at, float scale) {
   const DeltaRule rule = rule_of(op);
   const std::int64_t size = rule.heads * rule.d_k * rule.d_v;
-  std::vector<float> all(place(runs * size)), tokens(place(size));
+  std::vector<float> all(index(runs * size)), tokens(index(size));
   settle();
   backend_.read(states, all);
   for (std::int64_t r = 0; r < runs; ++r) {
     for (std::int64_t h = 0; h < rule.heads; ++h)
       for (std::int64_t k = 0; k < rule.d_k; ++k)
         for (std::int64_t v = 0; v < rule.d_v; ++v)
-          tokens[place((k * rule.heads + h) * rule.d_v + v)] =
-              scale * all[place(r * size + (h * rule.d_k + k) * rule.d_v + v)];
+          tokens[index((k * rule.heads + h) * rule.d_v + v)] =
+              scale * all[index(r * size + (h * rule.d_k + k) * rule.d_v + v)];
     backend_.write(part_of(to, r * whole + at, rule.d_k, 0, rule.heads * rule.d_v), tokens);
   }
 }
@@ -248,15 +245,15 @@ void Walk::get_state(const Op& op, const TensorView& from, std::int64_t first, s
                      std::int64_t at, std::int64_t d_v, float scale, std::vector<float>& out, std::int64_t stride,
                      std::int64_t column) {
   const DeltaRule rule = rule_of(op);
-  std::vector<float> tokens(place(rule.heads * rule.d_k * rule.d_v));
+  std::vector<float> tokens(index(rule.heads * rule.d_k * rule.d_v));
   settle();
   for (std::int64_t r = 0; r < runs; ++r) {
     backend_.read(part_of(from, (first + r) * whole + at, rule.d_k, 0, rule.heads * rule.d_v), tokens);
     for (std::int64_t h = 0; h < rule.heads; ++h)
       for (std::int64_t k = 0; k < rule.d_k; ++k)
         for (std::int64_t v = 0; v < d_v; ++v)
-          out[place(r * stride + column + (h * rule.d_k + k) * d_v + v)] =
-              scale * tokens[place((k * rule.heads + h) * rule.d_v + v)];
+          out[index(r * stride + column + (h * rule.d_k + k) * d_v + v)] =
+              scale * tokens[index((k * rule.heads + h) * rule.d_v + v)];
   }
 }
 
@@ -294,7 +291,7 @@ void Walk::summarise(const Instance& i, const BlockNode& n, const PassPlacement&
   set_state_tokens(lowered.op, views, runs, whole, pad, pad);
   const DType type = views[2].dtype;
   const std::int64_t columns = rule.heads * rule.d_v;
-  std::vector<float> maps(place(runs * (transition + size)));
+  std::vector<float> maps(index(runs * (transition + size)));
   const OpCall call{resized(lowered.op, runs, whole), Pass::forward, {}};
   views[out] = take(type, runs * whole, columns);
   if (!backward) {
@@ -315,9 +312,9 @@ void Walk::summarise(const Instance& i, const BlockNode& n, const PassPlacement&
     std::fill(gradients.begin(), gradients.end(), TensorView{});
   }
   backend_.clear(views[2]);
-  std::vector<float> units(place(size), 0.0f);
+  std::vector<float> units(index(size), 0.0f);
   for (std::int64_t k = 0; k < rule.d_k; ++k)
-    for (std::int64_t h = 0; h < rule.heads; ++h) units[place((k * rule.heads + h) * rule.d_v + k)] = 1;
+    for (std::int64_t h = 0; h < rule.heads; ++h) units[index((k * rule.heads + h) * rule.d_v + k)] = 1;
   fill_edges(views[2], runs, whole, 0, units);
   backend_.call(call, views, gradients, {});
   get_state(lowered.op, views[out], 0, runs, whole, pad + length, rule.d_k, read_scale, maps, transition + size, 0);

@@ -8,14 +8,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
-std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
-
-}  // namespace
-
 /// Forward: the last rows of each run go to the rank of the next one; the first run of a sequence gets zeros. Backward:
 /// the gradients of those rows go back and are added to theirs.
 void Walk::pass_rows(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state) {
@@ -117,15 +109,15 @@ struct Maps {
   }
   /// `late` after `early`.
   [[nodiscard]] std::vector<float> composed(const float* late, const float* early) const {
-    std::vector<float> out(place(size()));
+    std::vector<float> out(index(size()));
     apply(late, early, d_k, nullptr, out.data());
     apply(late, early + transition(), d_v, late + transition(), out.data() + transition());
     return out;
   }
   [[nodiscard]] std::vector<float> identity() const {
-    std::vector<float> out(place(size()), 0.0f);
+    std::vector<float> out(index(size()), 0.0f);
     for (std::int64_t h = 0; h < heads; ++h)
-      for (std::int64_t a = 0; a < d_k; ++a) out[place((h * d_k + a) * d_k + a)] = 1;
+      for (std::int64_t a = 0; a < d_k; ++a) out[index((h * d_k + a) * d_k + a)] = 1;
     return out;
   }
   void transpose(float* t) const {
@@ -149,7 +141,7 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
                      transition = (from.shape.elements() - to.shape.elements()) / runs;
   const auto [heads, d_k] = state_heads(i, transition);
   const Maps maps{heads, d_k, to.shape.elements() / runs / (heads * d_k)};
-  std::vector<float> own(place(from.shape.elements()));
+  std::vector<float> own(index(from.shape.elements()));
   settle();
   backend_.read(from, own);
   if (back)
@@ -165,7 +157,7 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
   const auto map_of = [&](std::vector<float>& of, std::int64_t s, std::int64_t j) {
     return of.data() + (s * dealt.per_rank + j) * maps.size();
   };
-  std::vector<float> entering(place(to.shape.elements()), 0.0f);
+  std::vector<float> entering(index(to.shape.elements()), 0.0f);
   const auto enter = [&](std::int64_t s, std::int64_t j, const float* states) {
     std::copy_n(states, maps.state(), entering.begin() + (s * dealt.per_rank + j) * maps.state());
   };
@@ -174,7 +166,7 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
     return TensorView{staging_.get() + 4 * slot * floats, DType::f32, {floats}};
   };
   if (!scan) {
-    std::vector<float> passed(place(floats), 0.0f), next(passed);
+    std::vector<float> passed(index(floats), 0.0f), next(passed);
     for (std::size_t m = 0; m < mine.size(); ++m) {
       const auto [p, j] = mine[m];
       if (p > 0 && rank_at(p - 1) != group.rank()) {
@@ -199,7 +191,7 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
     }
     return backend_.write(to, entering);
   }
-  std::vector<std::vector<float>> before(place(runs), maps.identity());  // what all earlier runs do
+  std::vector<std::vector<float>> before(index(runs), maps.identity());  // what all earlier runs do
   for (std::int64_t step = 1; step < all; step *= 2) {
     std::vector<Transfer> sends, receives;
     std::vector<std::vector<float>> arrived(mine.size());
@@ -229,12 +221,12 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
       const auto [p, j] = mine[m];
       if (p < step) continue;
       if (arrived[m].empty()) {
-        arrived[m].resize(place(floats));
+        arrived[m].resize(index(floats));
         backend_.read(staged(static_cast<std::int64_t>(2 * m + 1)), arrived[m]);
       }
       for (std::int64_t s = 0; s < dealt.sequences; ++s) {
         const float* const early = arrived[m].data() + s * maps.size();
-        std::vector<float>& earlier = before[place(s * dealt.per_rank + j)];
+        std::vector<float>& earlier = before[index(s * dealt.per_rank + j)];
         earlier = maps.composed(earlier.data(), early);
         const std::vector<float> together = maps.composed(map_of(own, s, j), early);
         std::copy(together.begin(), together.end(), map_of(own, s, j));
@@ -243,7 +235,7 @@ void Walk::pass_state(const Instance& i, const TensorView& from, const TensorVie
   }
   for (const auto& [p, j] : mine)
     for (std::int64_t s = 0; s < dealt.sequences; ++s)
-      enter(s, j, before[place(s * dealt.per_rank + j)].data() + maps.transition());
+      enter(s, j, before[index(s * dealt.per_rank + j)].data() + maps.transition());
   backend_.write(to, entering);
 }
 

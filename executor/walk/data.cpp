@@ -8,12 +8,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 TensorView Walk::outside_view(const MicroBatchState& state, std::int64_t at, DType type, std::int64_t count) const {
   return {state.outside.get() + (backend_.name() == "null" ? 0 : at), type, {count}};
 }

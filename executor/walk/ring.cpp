@@ -10,13 +10,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
-
-}  // namespace
-
 /// Keys and values, or sums of their gradients, go to the next rank.
 void Walk::pass_round(const Instance& i, const BlockNode& n, const PassPlacement& at, MicroBatchState& state) {
   const Block& b = block_of(i.slot);

@@ -7,8 +7,6 @@
 namespace moeplan {
 namespace {
 
-std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
-
 /// The call for one run of `rows` queries that ends `until` tokens into its sequence, and the keys that it reads.
 std::pair<Op, std::int64_t> of_run(const Op& op, std::int64_t rows, std::int64_t until) {
   if (auto indexer = std::get_if<op::Indexer>(&op)) {

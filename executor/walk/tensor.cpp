@@ -8,12 +8,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-namespace {
-
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
 /// Ids or labels as this rank's part of the vocabulary sees them: its own count from its first row, others lie beyond
 /// its last. Negative ones stay.
 std::vector<std::int32_t> Walk::of_part(std::vector<std::int32_t> ids) const {

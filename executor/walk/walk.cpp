@@ -13,8 +13,6 @@
 namespace moeplan {
 namespace {
 
-std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
-
 /// Recordings kept; a packed data set has many numbers of sequences, and each recording takes memory.
 constexpr std::size_t kMostRecordings = 4;
 

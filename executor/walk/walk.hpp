@@ -3,6 +3,7 @@
 /// parameters, the arithmetic from the backend, what other ranks have from the communicators. What is data rather than
 /// program is decided here: token counts of ragged calls, packed sequences, drops.
 
+#include <concepts>
 #include <functional>
 
 #include "core/spec/choices.hpp"
@@ -15,6 +16,13 @@
 #include "executor/walk/exchange.hpp"
 
 namespace moeplan {
+
+/// An id or a count as an index.
+template <std::integral T>
+[[nodiscard]] constexpr std::size_t index(T i) {
+  return static_cast<std::size_t>(i);
+}
+[[nodiscard]] inline std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
 
 /// Rows that reach the experts of a rank which runs alone, drawn: by decoder layer and micro-batch, of each local
 /// expert over all ranks of its group.

@@ -56,15 +56,6 @@ struct RankStep {
   std::int64_t tokens = 0;
 };
 
-struct Case {
-  const char* name;
-  const char* file;
-  bool full;
-  Parallelism parallelism;
-  Recompute recompute = Recompute::none;
-  std::int64_t micro_batches = 1;
-};
-
 RankStep step_of(const Problem& p, const Plan& q, const TrainOptions& options, Communicator& world,
                  const std::vector<Batch>& all) {
   const auto backend = cpu_backend(CpuStorage::as_planned);
@@ -87,10 +78,10 @@ RankStep step_of(const Problem& p, const Plan& q, const TrainOptions& options, C
   return out;
 }
 
-class RankAlone : public testing::TestWithParam<Case> {};
+class RankAlone : public testing::TestWithParam<ParityCase> {};
 
 TEST_P(RankAlone, HoldsAndDoesWhatTheRankAmongTheOthersDoes) {
-  const Case& c = GetParam();
+  const ParityCase& c = GetParam();
   const Problem p = problem(shrunk(shipped(c.file), 4), c.full ? full(6) : lora(6));
   const Plan q = on_ranks(p, c.parallelism, c.micro_batches, c.recompute);
   TrainOptions options;
@@ -123,11 +114,11 @@ TEST_P(RankAlone, HoldsAndDoesWhatTheRankAmongTheOthersDoes) {
 constexpr const char *k3 = "kimi/kimi-k3.json", *qwen = "qwen/qwen3-30b-a3b.json";
 INSTANTIATE_TEST_SUITE_P(
     Plans, RankAlone,
-    testing::Values(Case{"k3_8_ranks_ep4_fsdp8", k3, false, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, Recompute::full},
-                    Case{"k3_8_ranks_ep8", k3, false, {.ep = 8, .dp_shard = 8}, Recompute::full, 2},
-                    Case{"qwen_full_ep2_fsdp4", qwen, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}},
-                    Case{"qwen_ep4_replicated", qwen, false, {.ep = 4, .dp_replicate = 4}},
-                    Case{"k3_pp2_ep2_fsdp2", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 3}),
+    testing::Values(ParityCase{"k3_8_ranks_ep4_fsdp8", k3, false, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, Recompute::full},
+                    ParityCase{"k3_8_ranks_ep8", k3, false, {.ep = 8, .dp_shard = 8}, Recompute::full, 2},
+                    ParityCase{"qwen_full_ep2_fsdp4", qwen, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}},
+                    ParityCase{"qwen_ep4_replicated", qwen, false, {.ep = 4, .dp_replicate = 4}},
+                    ParityCase{"k3_pp2_ep2_fsdp2", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 3}),
     [](const auto& each) { return std::string(each.param.name); });
 
 TEST(RankAlone, CountsWhatStandsForCommunicationApart) {
