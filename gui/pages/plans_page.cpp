@@ -72,7 +72,7 @@ PlansPage::PlansPage(Session* session, QWidget* parent)
   tabs->addTab(why_, tr("Why not this one"));
   rejectedTable_ = new TableView(tr("Rejected candidates by rule"));
   rejectedTable_->setModel(rejected_);
-  tabs->addTab(rejectedTable_, tr("Rejected, by rule"));
+  tabs->addTab(rejectedTable_, tr("Rejected"));
   tabs->setMinimumWidth(fontMetrics().averageCharWidth() * 44);
   top->addWidget(tabs);
   top->setSizes({700, 300});
