@@ -5,7 +5,7 @@ moeplan_room(moeplan_comm GLOB executor/comm/*.cpp executor/rendezvous/*.cpp exe
 # The plan's program, run: backends, arena, walk, optimizer, weights, data, adapters, checkpoints.
 moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp executor/state/*.cpp executor/walk/*.cpp executor/train/*.cpp executor/ranks/*.cpp executor/slice/*.cpp
                               executor/weights/*.cpp executor/data/*.cpp executor/adapter/*.cpp executor/checkpoint/*.cpp executor/monitor/*.cpp executor/calibrate/*.cpp
-             LINK moeplan_program moeplan_reference moeplan_comm)
+             LINK moeplan_load moeplan_reference moeplan_comm)
 
 find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_HOME PATH_SUFFIXES include)

@@ -7,14 +7,10 @@
 #include <optional>
 
 #include "core/spec/plan.hpp"
-#include "sim/load/placement.hpp"
+#include "sim/load/placed.hpp"
 #include "sim/load/expert_load.hpp"
 
 namespace moeplan {
-
-/// Where an exchange puts a layer's experts, whose planned shares are given: in their order, or by EPLB, hierarchically with groups of
-/// experts kept on nodes where the expert group spans some. `groups`: the model's expert groups, 1 without.
-[[nodiscard]] Placement placed(const ExpertExchange& exchange, const Shares& planned, std::int64_t groups, const Parallelism& parallelism, const ClusterSpec& cluster);
 
 /// Bands of runs of layers, remembered. From any thread: an entry is written once, by whoever claims it.
 class BandCache {

@@ -18,7 +18,7 @@ const std::map<std::string, std::vector<std::string>> kArrows{
     {"sim/program/", {"core/", "kernels/", "sim/program/"}},
     {"sim/", {"core/", "kernels/", "sim/"}},
     {"planner/", {"core/", "kernels/", "sim/", "planner/"}},
-    {"executor/", {"core/", "kernels/", "sim/program/", "sim/memory/", "executor/"}},
+    {"executor/", {"core/", "kernels/", "sim/program/", "sim/memory/", "sim/load/", "executor/"}},
     {"cli/", {"core/", "kernels/", "sim/", "planner/", "executor/", "cli/"}},
     {"gui/", {"core/", "kernels/", "sim/", "planner/", "gui/"}},
 };
