@@ -211,6 +211,9 @@ Command run_command(CLI::App& program) {
   app->add_option("--capacity-factor", o->train.walk.capacity_factor,
                   "most copies of an expert, as a multiple of the mean (default: dropless)")
       ->check(CLI::Range(0.0, 1e6));
+  app->add_option("--rebalance-every", o->train.walk.rebalance_every,
+                  "every so many steps place the experts (and their copies) anew by what was routed to them since; for plans with --placement balanced or hierarchical")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   app->add_option("--overflow", o->overflow,
                   "of copies beyond --capacity-factor: drop_position (default), drop_probability, or reroute (to the next expert with room)")
       ->check(CLI::IsMember({"drop_position", "drop_probability", "reroute"}));

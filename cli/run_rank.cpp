@@ -46,7 +46,9 @@ std::string step_line(const StepReport& r) {
   return fmt::format("step {:>5}  loss {:<9.5g} grad norm {:<9.4g} lr {:<9.3g} {:>7.0f} tokens/s{}{}\n", r.step, r.loss,
                      r.gradient_norm, r.learning_rate, r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0,
                      r.routing.empty() ? "" : fmt::format("  max/mean load {:.2f}", r.max_over_mean),
-                     r.drop_rate > 0 ? fmt::format("  dropped {}", percent(r.drop_rate)) : "");
+                     (r.rank_max_over_mean > 0 ? fmt::format("  busiest rank {:.2f}", r.rank_max_over_mean) : "") +
+                         (r.drop_rate > 0 ? fmt::format("  dropped {}", percent(r.drop_rate)) : "") +
+                         (r.moved_bytes > 0 ? fmt::format("  experts moved: {}", human(Bytes{r.moved_bytes})) : ""));
 }
 
 std::string memory_text(const Context& context, const MemoryBreakdown& predicted, const MemoryBreakdown& measured) {
@@ -152,6 +154,10 @@ class RankRun {
       if (first_) s_.out.notes.push_back(o_.checkpoint + " holds no save: training begins");
       return;
     }
+    std::vector<std::int64_t> placement = at.placement;
+    placement.resize(static_cast<std::size_t>(told({static_cast<std::int64_t>(placement.size())}).front()));
+    const bool fits = trainer_.place(told(placement));
+    if (first_ && !fits) s_.out.notes.emplace_back("experts begin where the plan's load puts them: the save had other expert ranks");
     hand_out_state();
     trainer_.set_steps_done(word[1]);
     data_.seek({word[2], word[3], word[4]});
@@ -209,7 +215,7 @@ class RankRun {
     gather_state();
     std::optional<Saved> saved;
     if (first_)
-      saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed},
+      saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed, trainer_.placement()},
                               whole(), of_whole());
     if (world_) world_->barrier();
     return saved;

@@ -126,6 +126,7 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
     manifest["seed"] = progress.seed;
     manifest["data"] = {{"epoch", progress.data.epoch}, {"document", progress.data.document}, {"token", progress.data.token}};
     manifest["world"] = 1;
+    if (!progress.placement.empty()) manifest["placement"] = progress.placement;
     manifest["files"]["state.safetensors"] = {{"bytes", state.size()}, {"crc32c", fmt::format("{:08x}", crc32c(state))}};
     write_durable(fresh / "manifest.json", manifest.dump(1) + "\n");
     commit_directory(fresh, target);
@@ -174,7 +175,12 @@ std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::str
     if (!data.value().is_object()) data.wrong_type("an object");
     for (const char* key : {"epoch", "document", "token"}) if (!data.value().contains(key)) throw InputError(data.child(key), "is missing");
     out.progress = {read_integer(root.at("step"), {0, 1e15}), {read_integer(data.at("epoch"), {0, 1e15}), read_integer(data.at("document"), {0, 1e15}), read_integer(data.at("token"), {0, 1e15})},
-                    static_cast<std::uint64_t>(read_integer(root.at("seed"), {0, 9e15}))};
+                    static_cast<std::uint64_t>(read_integer(root.at("seed"), {0, 9e15})), {}};
+    if (manifest.contains("placement")) {
+      const Place words = root.at("placement");
+      if (!words.value().is_array()) words.wrong_type("an array");
+      for (std::size_t i = 0; i < words.value().size(); ++i) out.progress.placement.push_back(read_integer(words.at(i), {0, 9e15}));
+    }
     for (Parameter& p : parameters.all())
       for (const Part& part : parts_of(p)) backend.write({part.memory.get(), part.held, p.shape}, files.floats(part.prefix + p.name, 0, p.shape.elements()));
     out.directory = at;

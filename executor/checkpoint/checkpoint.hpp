@@ -14,6 +14,7 @@ struct TrainingProgress {
   std::int64_t step = 0;
   DataPosition data;
   std::uint64_t seed = 0;
+  std::vector<std::int64_t> placement{};   ///< of the experts (Trainer::placement); empty where they keep their order
 };
 
 /// What must be equal for a resume to mean the same run: model, workload, plan.

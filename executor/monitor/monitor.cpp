@@ -42,6 +42,8 @@ Json step_json(const StepReport& r, const MemoryBreakdown& memory) {
   out["tokens_per_second"] = r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0;
   out["mem_peak_bytes"] = memory.peak().value;
   out["imbalance_max"] = r.max_over_mean;
+  if (r.rank_max_over_mean > 0) out["rank_imbalance_max"] = r.rank_max_over_mean;
+  if (r.moved_bytes > 0) out["moved_bytes"] = r.moved_bytes;
   out["drop_rate"] = r.drop_rate;
   out["balance"] = r.balance;
   out["applied"] = r.applied;

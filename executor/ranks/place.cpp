@@ -108,12 +108,16 @@ std::vector<ElementRun> part_runs(const Cut& cut, const RankPlace& place) {
   for (std::size_t d = by.dimension + 1; d < static_cast<std::size_t>(cut.whole.rank); ++d) inner *= cut.whole.dim[d];
   for (std::size_t d = 0; d < by.dimension; ++d) outer *= cut.part.dim[d];
   const bool experts = is_expert(cut.split);
-  // Experts come in blocks, their other dimensions before the dealt one are whole.
-  const std::int64_t first = experts ? place.index(Group::expert) * (outer > 0 ? outer : 0) : 0;
+  // Experts come one after the other, their other dimensions before the dealt one are whole.
+  const std::int64_t each = experts ? outer / cut.part.dim[0] : 1,
+                     first_slot = experts ? place.index(Group::expert) * cut.part.dim[0] : 0;
+  const auto expert_of = [&](std::int64_t slot) {
+    return experts && cut.slots ? cut.slots->at(static_cast<std::size_t>(slot)) : slot;
+  };
   std::vector<ElementRun> out;
   std::int64_t here = 0;
   for (std::int64_t o = 0; o < outer; ++o) {
-    std::int64_t base = (first + o) * cut.whole.dim[by.dimension];
+    std::int64_t base = (expert_of(first_slot + o / each) * each + o % each) * cut.whole.dim[by.dimension];
     for (const DealtRows& rows : by.parts) {
       const std::int64_t start = by.index / rows.sharers(by.ranks) * rows.here,
                          count = std::clamp<std::int64_t>(rows.whole - start, 0, rows.here);

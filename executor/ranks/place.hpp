@@ -3,9 +3,11 @@
 ///
 /// Ranks of a stage count tensor fastest, then context, data shard, data replicate; for experts: expert-tensor fastest,
 /// then expert, expert shard, expert replicate (docs/program.md). FSDP cuts each tensor flat into equal pieces of
-/// ceil(elements / degree); the last pieces are filled up with zeros.
+/// ceil(elements / degree); the last pieces are filled up with zeros. Experts lie on the ranks of an expert group in
+/// their order, or as a placement says (executor/ranks/slots.hpp).
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "sim/program/program.hpp"
@@ -59,11 +61,15 @@ struct ElementRun {
   bool operator==(const ElementRun&) const = default;
 };
 
+/// Expert of each slot over the ranks of an expert group, rank by rank, as many on each; null: in their order.
+using Slots = std::shared_ptr<const std::vector<std::int64_t>>;
+
 /// How a tensor is cut: `part` is what a rank's operator calls see of `whole`.
 struct Cut {
   Shape whole{}, part{};
   WeightSplit split = WeightSplit::none;
   std::vector<DealtRows> dealt{};
+  Slots slots{};
 };
 
 /// Elements of the whole tensor that a rank's operator calls see, in their order.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "executor/ranks/slots.hpp"
 
 namespace moeplan {
 namespace {
@@ -14,14 +15,34 @@ namespace {
   throw InputError("plan." + field, what, would_do);
 }
 
+void refuse_placement(const Plan& plan, const WalkOptions& options) {
+  const int ep = plan.parallelism.ep;
+  const ExpertExchange& e = plan.experts;
+  if (ep == 1 && e.replicas > 0)
+    refuse("experts.replicas", fmt::format("{} on one expert rank, which has every expert already", e.replicas),
+           "0, or ep > 1");
+  if (e.replicas > 0 && e.placement == ExpertPlacement::contiguous)
+    refuse("experts.replicas", fmt::format("{} of experts in their order; copies follow the load", e.replicas),
+           "placement balanced or hierarchical");
+  if (options.slice && places_experts(plan))
+    refuse("experts.placement",
+           fmt::format("{}: one rank alone of experts that follow the load is priced, not run", name_of(e.placement)),
+           "contiguous");
+  if (options.rebalance_every > 0 && !places_experts(plan))
+    throw InputError("--rebalance-every",
+                     fmt::format("{}, but the plan's experts do not follow the load: placement {} on {} expert ranks",
+                                 options.rebalance_every, name_of(e.placement), ep),
+                     "a plan with --placement balanced or hierarchical, and ep > 1");
+}
+
 void refuse_exchange(const Problem& problem, const Plan& plan, const WalkOptions& options) {
   const Parallelism& p = plan.parallelism;
   for (const LayerSpec& layer : problem.model.layers)
     for (const Sublayer& s : layer.sublayers)
-      if (const auto* f = std::get_if<MoeFfn>(&s.mixer); f && f->experts % p.ep != 0)
+      if (const auto* f = std::get_if<MoeFfn>(&s.mixer); f && (f->experts + plan.experts.replicas) % p.ep != 0)
         refuse("parallelism.ep",
-               fmt::format("{} does not divide the {} experts of a layer; ranks with fewer experts are priced, not run",
-                           p.ep, f->experts),
+               fmt::format("{} does not divide the {} expert slots of a layer; ranks with fewer are priced, not run",
+                           p.ep, f->experts + plan.experts.replicas),
                "a degree that divides them");
   if (p.etp > 1 && options.slice)
     refuse("parallelism.etp", fmt::format("{}: one expert-tensor rank alone is priced, not run", p.etp), "etp = 1");
@@ -37,9 +58,6 @@ void refuse_exchange(const Problem& problem, const Plan& plan, const WalkOptions
     refuse("experts.chunks", fmt::format("{}: an exchange in pieces is priced, not run", e.chunks), "1");
   if (e.dispatch != DType::bf16)
     refuse("experts.dispatch", fmt::format("{} is priced, not run", name_of(e.dispatch)), "bf16");
-  if (e.replicas > 0) refuse("experts.replicas", fmt::format("{} are priced, not run", e.replicas), "0");
-  if (e.placement != ExpertPlacement::contiguous)
-    refuse("experts.placement", fmt::format("{} is priced, not run", name_of(e.placement)), "contiguous");
 }
 
 void refuse_tensor(const Problem& problem, const Plan& plan, const WalkOptions& options) {
@@ -121,6 +139,7 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
   if (plan.offload != Offload::none)
     refuse("offload", fmt::format("{} is priced, not run", name_of(plan.offload)), "none");
   refuse_pipeline(problem, plan);
+  refuse_placement(plan, options);
   if (ranks == 1) return;
   if (backend.name() == "null")
     throw InputError("--backend", "null: has no memory that ranks could exchange", "cpu or cuda");

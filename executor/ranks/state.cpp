@@ -47,6 +47,11 @@ Parameters declared_state(const Problem& problem, const Plan& plan, Backend& not
 Plan one_rank_plan(const Problem&, const Plan& plan) {
   Plan out = plan;
   out.parallelism = {};
+  out.virtual_stages = 1;
+  if (out.schedule == Schedule::interleaved) out.schedule = Schedule::one_forward_one_backward;
+  out.experts.chunks = 1;
+  out.experts.replicas = 0;
+  out.experts.placement = ExpertPlacement::contiguous;
   out.micro_batches = plan.micro_batches * plan.parallelism.dp();
   out.stage_layers = {std::accumulate(plan.stage_layers.begin(), plan.stage_layers.end(), std::int64_t{0})};
   return out;

@@ -76,8 +76,8 @@ Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) 
 }  // namespace
 
 Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place,
-                       Keep keep)
-    : place_(place) {
+                       Keep keep, ExpertSlots slots)
+    : place_(place), slots_(std::move(slots)) {
   if (problem.workload.optimizer != OptimizerKind::adamw)
     throw InputError("workload.optimizer", fmt::format("{} is priced, not run", name_of(problem.workload.optimizer)),
                      "adamw");
@@ -122,7 +122,14 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
       all_.push_back(std::move(p));
     }
   }
+  set_slots(slots_);
   allocate(backend, keep);
+}
+
+void Parameters::set_slots(const ExpertSlots& slots) {
+  slots_ = slots;
+  for (Parameter& p : all_)
+    if (is_expert(p.split) && p.layer >= 0) p.slots = this->slots(p.layer);
 }
 
 /// One piece of memory for all frozen tensors and one for each kind of trained state: a device rounds every allocation

@@ -28,17 +28,21 @@ struct Parameter {
   std::vector<TensorSource> sources;  ///< names completed with prefix and layer; `*` left for the expert
   std::int32_t layer = -1;            ///< decoder layer; -1 outside
   std::int64_t shards = 1;            ///< FSDP degree
+  Slots slots{};                      ///< of routed experts: which expert group rank has which; null: in their order
   bool silent = false;                ///< zeros, beside a rank that has the values: its gradient counts nothing
   bool counts = true;  ///< of the ranks that hold these elements, the one whose squares enter the gradient norm
   Backend::Memory value, gradient, first_moment, second_moment;  ///< gradient and moments f32, trained only
   /// Of what this rank holds, padding included.
-  [[nodiscard]] Cut cut() const { return {whole, shape, split, dealt}; }
+  [[nodiscard]] Cut cut() const { return {whole, shape, split, dealt, slots}; }
   [[nodiscard]] Shape held_shape() const { return shards == 1 ? shape : Shape{ceil_div(shape.elements(), shards)}; }
   /// Whether training changes it, or reads it beside the weights (router biases): what saves hold.
   [[nodiscard]] bool is_state() const { return trained || (buffer && held == DType::f32); }
   [[nodiscard]] TensorView view() const { return {value.get(), held, held_shape()}; }
   [[nodiscard]] TensorView gradient_view() const { return {gradient.get(), DType::f32, held_shape()}; }
 };
+
+/// By decoder layer.
+using ExpertSlots = std::map<std::int32_t, Slots>;
 
 /// What of the parameters gets memory.
 enum class Keep : std::uint8_t { all, state };
@@ -57,9 +61,17 @@ class Parameters {
   /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep,
   /// by name.
   Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {},
-             Keep keep = Keep::all);
+             Keep keep = Keep::all, ExpertSlots slots = {});
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
+  /// Where the routed experts of a decoder layer are; null: in their order.
+  [[nodiscard]] Slots slots(std::int32_t layer) const {
+    const auto it = slots_.find(layer);
+    return it == slots_.end() ? nullptr : it->second;
+  }
+  [[nodiscard]] const ExpertSlots& slots() const { return slots_; }
+  /// Says where the experts are from now on; their memory is moved by executor/ranks/moves.hpp.
+  void set_slots(const ExpertSlots& slots);
 
   [[nodiscard]] std::vector<Parameter>& all() { return all_; }
   [[nodiscard]] const std::vector<Parameter>& all() const { return all_; }
@@ -74,6 +86,7 @@ class Parameters {
   void allocate(Backend& backend, Keep keep);
 
   RankPlace place_;
+  ExpertSlots slots_;
   std::vector<TrainedRun> runs_;
   std::vector<Parameter> all_;
   std::vector<std::vector<std::size_t>> index_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <numbers>
@@ -61,7 +62,8 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
                 lower_for_run(problem, plan, options.walk, world ? world->rank() : 0))),
       progress_(progress) {
   if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism, tensor_neighbours(problem, plan));
-  parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{});
+  parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{}, Keep::all,
+                      expected_slots(problem, plan));
   walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk, ranks(), progress);
   // Values held as f32 are updated where they lie; others pass through memory of a piece's size.
   std::int64_t written = 0;
@@ -210,12 +212,20 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
     report.loss += shares[j] * static_cast<double>(results[j].loss);
     merge(report.routing, results[j].routing, balance_shares[j]);
   }
+  if (ranks_) {
+    tell("replica reduce");
+    reduce_replicas(*parameters_, *ranks_, backend_, moving_);
+  }
   tell("gradient norm");
   if (ranks_) ranks_->world().wait();  // with a limit, which the device's own wait has not
   double squares = squared_gradients();
   reduce_report(report, squares);
   report.gradient_norm = std::sqrt(squares);
   report.applied = std::isfinite(report.loss) && std::isfinite(report.gradient_norm);
+  if (ranks_) {
+    tell("replica spread");
+    spread_replicas(*parameters_, *ranks_, backend_);
+  }
   tell("optimizer");
   if (report.applied)
     update(report.learning_rate,
@@ -226,6 +236,7 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
   }
   backend_.wait();
   ++done_;
+  rebalance(report);
   device_peak_.value = std::max(device_peak_.value, backend_.device_memory().value);
   std::int64_t copies = 0, dropped = 0;
   for (const RoutingReport& r : report.routing) {
@@ -244,6 +255,72 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
   return report;
 }
 
+/// Counts, and from time to time places the experts anew.
+void Trainer::rebalance(StepReport& report) {
+  const int ranks = plan_.parallelism.ep;
+  if (ranks == 1 || options_.walk.slice) return;
+  const std::int64_t every = options_.walk.rebalance_every;
+  for (const RoutingReport& r : report.routing) {
+    std::int64_t experts = 0;
+    for (const Sublayer& s : problem_.model.layers[static_cast<std::size_t>(r.layer)].sublayers)
+      if (const auto* f = std::get_if<MoeFfn>(&s.mixer)) experts = f->experts;
+    const std::span<const std::int64_t> routed(r.counts.data(), static_cast<std::size_t>(experts));
+    report.rank_max_over_mean =
+        std::max(report.rank_max_over_mean, rank_max_over_mean(routed, parameters_->slots(r.layer), ranks));
+    if (every == 0) continue;
+    auto& sum = counted_[r.layer];
+    sum.resize(routed.size(), 0);
+    for (std::size_t e = 0; e < routed.size(); ++e) sum[e] += routed[e];
+  }
+  if (every == 0 || done_ % every != 0) return;
+  tell("expert placement");
+  const ExpertSlots fresh = slots_by_counts(problem_, plan_, counted_, parameters_->slots());
+  const std::int64_t sent = moving_volume(*parameters_, ranks_->place(), fresh).sent;
+  move_experts(*parameters_, fresh, *ranks_, backend_, moving_);
+  counted_.clear();
+  report.moved_bytes = sum_over_ranks(ranks_->world(), std::span(&sent, 1)).front();
+}
+
+std::vector<std::int64_t> Trainer::placement() const {
+  std::vector<std::int64_t> words;
+  for (const auto& [layer, slots] : parameters_->slots()) {
+    const auto counts = counted_.find(layer);
+    const std::size_t n = counts == counted_.end() ? 0 : counts->second.size();
+    words.insert(words.end(), {layer, static_cast<std::int64_t>(slots->size()), static_cast<std::int64_t>(n)});
+    words.insert(words.end(), slots->begin(), slots->end());
+    if (n > 0) words.insert(words.end(), counts->second.begin(), counts->second.end());
+  }
+  return words;
+}
+
+bool Trainer::place(std::span<const std::int64_t> words) {
+  const auto experts_in = [](std::vector<std::int64_t> slots) {
+    std::sort(slots.begin(), slots.end());
+    slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+    return slots;
+  };
+  ExpertSlots to = parameters_->slots();
+  ExpertCounts counts;
+  while (!words.empty()) {
+    const auto here = words.size() < 3 ? to.end() : to.find(static_cast<std::int32_t>(words[0]));
+    if (here == to.end()) return false;
+    const std::vector<std::int64_t> known = experts_in(*here->second);  // every expert must have a slot
+    const std::size_t slots = here->second->size(), counted = words[2] == 0 ? 0 : known.size();
+    if (words[1] != static_cast<std::int64_t>(slots) || words[2] != static_cast<std::int64_t>(counted) ||
+        words.size() < 3 + slots + counted)
+      return false;
+    const auto at = words.begin() + 3, end = at + static_cast<std::ptrdiff_t>(slots);
+    if (experts_in({at, end}) != known) return false;
+    here->second = std::make_shared<const std::vector<std::int64_t>>(at, end);
+    if (counted > 0) counts[here->first].assign(end, end + static_cast<std::ptrdiff_t>(counted));
+    words = words.subspan(3 + slots + counted);
+  }
+  if (to.empty()) return true;
+  move_experts(*parameters_, to, *ranks_, backend_, moving_);
+  counted_ = std::move(counts);
+  return true;
+}
+
 void Trainer::tell(const char* phase) {
   if (progress_) progress_->set_phase(phase);
 }
@@ -257,7 +334,7 @@ MemoryBreakdown Trainer::memory() const {
   out[MemoryCategory::gradients] += state.gradients;
   out[MemoryCategory::optimizer] += state.optimizer;
   out[MemoryCategory::allocator_reserve] = walk_->arena().size - walk_->arena().peak;
-  out[MemoryCategory::communication] += walk_->staging();
+  out[MemoryCategory::communication] += walk_->staging() + moving_.bytes;
   out[MemoryCategory::workspace] += backend_.beside();
   if (device_peak_.value > 0) out[MemoryCategory::runtime_context] += device_peak_ - out.peak();
   out.peak_at = walk_->arena().peak_at;

@@ -5,6 +5,8 @@
 
 #include <optional>
 
+#include "executor/ranks/moves.hpp"
+
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
@@ -29,7 +31,10 @@ struct StepReport {
   std::int64_t tokens = 0, labelled = 0;
   std::vector<RoutingReport> routing;  ///< by layer, summed over the micro-batches (balance: mean)
   double drop_rate = 0, max_over_mean = 0, balance = 0;
-  bool applied = true;  ///< false: loss or norm was not finite, and the step was skipped
+  double rank_max_over_mean = 0;  ///< rows of the busiest expert rank over the mean, of the worst layer, as experts lay
+                                  ///< in this step; 0 without expert ranks
+  std::int64_t moved_bytes = 0;   ///< over all ranks: of experts that lie elsewhere from the next step on
+  bool applied = true;            ///< false: loss or norm was not finite, and the step was skipped
 };
 
 class Trainer {
@@ -55,6 +60,12 @@ class Trainer {
   [[nodiscard]] Walk& walk() { return *walk_; }
   [[nodiscard]] const Program& program() const { return program_; }
   [[nodiscard]] const Plan& plan() const { return plan_; }
+  /// Where the experts are, and what was counted since: what a resumed run needs to place them at the same steps in the
+  /// same way. Empty where experts keep their order.
+  [[nodiscard]] std::vector<std::int64_t> placement() const;
+  /// Moves the experts to where `placement()` of a run with as many expert ranks had them; false, and nothing done, if
+  /// it does not fit. All ranks call it with the same words.
+  bool place(std::span<const std::int64_t> words);
   [[nodiscard]] RankGroups* ranks() { return ranks_ ? &*ranks_ : nullptr; }
   /// Memory held, by category; `at_peak` of the arena's activations. Where a driver says what is taken of the device,
   /// the sum is its figure at the worst moment: what nobody here allocated is the run time's context.
@@ -73,6 +84,7 @@ class Trainer {
   void reduce_report(StepReport& report, double& squares);
   void tell(const char* phase);
   void update(double rate, double clipping);
+  void rebalance(StepReport& report);
 
   const Problem& problem_;
   const Plan& plan_;
@@ -83,6 +95,8 @@ class Trainer {
   std::optional<RankGroups> ranks_;
   std::optional<Parameters> parameters_;
   std::optional<Walk> walk_;
+  MovingRoom moving_;
+  ExpertCounts counted_;     ///< since experts were last placed
   Backend::Memory scratch_;  ///< step size, sums of squares, written weights of a piece
   Bytes scratch_bytes_{};
   std::vector<Piece> pieces_;

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/ranks/slots.hpp"
 #include "executor/slice/slice.hpp"
 #include "executor/walk/walk.hpp"
 
@@ -17,7 +18,8 @@ bool is_merge(const Block& block, const BlockNode& node) {
          block.alias[index(node.reads.front())] == block.alias[index(node.writes.front())];
 }
 
-Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held) {
+Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held,
+                    bool placed) {
   std::int64_t most = 0;
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward})
@@ -27,7 +29,7 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
         if (!comm ||
             (comm->group != Group::expert && comm->group != Group::expert_tensor && comm->group != Group::context))
           continue;
-        const std::int64_t times = comm->group == Group::expert ? 1 : 2;
+        const std::int64_t times = comm->group == Group::expert && !placed ? 1 : 2;
         const auto bytes = [&](ValueId v) {
           return plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements();
         };
@@ -46,8 +48,8 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
 
 void Walk::find_staging() {
   if (!ranks_) return;
-  staging_bytes_ =
-      staging_bytes(program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); });
+  staging_bytes_ = staging_bytes(
+      program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); }, places_experts(plan_));
   staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
 }
 
@@ -98,9 +100,10 @@ void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ord
   const auto kept = all.subspan(ordinal * experts, experts);
   const bool neighbours = comm.group == Group::expert_tensor;
   Communicator& group = ranks_->need(comm.group);
+  const Slots slots = parameters_.slots(layer);
   if (!neighbours)
     mine = options_.slice ? slice_routes(kept, options_.slice->at({layer, i.micro_batch}), group.rank(), group.size())
-                          : exchange_counts(group, kept);
+                          : exchange_counts(group, kept, slots ? std::span(*slots) : std::span<const std::int64_t>{});
   else if (plan_.parallelism.ep == 1)
     mine = {.local_experts = static_cast<std::int64_t>(experts),
             .sent = {},

@@ -86,8 +86,62 @@ void before_compute(Communicator& group, Backend& backend) {
 std::int64_t Routes::sent_rows() const { return sum(sent); }
 std::int64_t Routes::received_rows() const { return sum(received); }
 
-Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert) {
+std::vector<RowRun> rows_of_slots(std::span<const std::int64_t> rows_of_expert, std::span<const std::int64_t> slots,
+                                  std::int64_t rank) {
+  std::vector<std::int64_t> first(rows_of_expert.size(), 0);
+  std::vector<std::vector<std::size_t>> of_expert(rows_of_expert.size());
+  for (std::size_t e = 1; e < first.size(); ++e) first[e] = first[e - 1] + rows_of_expert[e - 1];
+  for (std::size_t s = 0; s < slots.size(); ++s) of_expert.at(static_cast<std::size_t>(slots[s])).push_back(s);
+  std::vector<RowRun> out(slots.size());
+  for (std::size_t e = 0; e < of_expert.size(); ++e) {
+    const std::int64_t n = rows_of_expert[e], copies = static_cast<std::int64_t>(of_expert[e].size());
+    if (copies == 0) throw std::logic_error("an expert without a slot");
+    for (std::int64_t c = 0; c < copies; ++c) {
+      const std::int64_t from = n * c / copies, until = n * (c + 1) / copies;
+      out[of_expert[e][static_cast<std::size_t>((c + rank) % copies)]] = {first[e] + from, until - from};
+    }
+  }
+  return out;
+}
+
+namespace {
+
+/// The same where slots have experts as a placement says. `all`: [rank][expert].
+Routes placed_counts(std::span<const std::int64_t> all, std::span<const std::int64_t> slots, std::size_t ranks,
+                     std::size_t mine) {
+  const std::size_t local = slots.size() / ranks, experts = all.size() / ranks;
+  Routes out{.local_experts = static_cast<std::int64_t>(local),
+             .sent = std::vector<std::int64_t>(ranks, 0),
+             .received = {},
+             .rows_of_expert = std::vector<std::int64_t>(local, 0)};
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const std::vector<RowRun> rows =
+        rows_of_slots(all.subspan(r * experts, experts), slots, static_cast<std::int64_t>(r));
+    for (std::size_t s = 0; s < local; ++s) {
+      out.received.push_back(rows[mine * local + s].count);
+      out.rows_of_expert[s] += out.received.back();
+    }
+    if (r != mine) continue;
+    for (std::size_t s = 0; s < rows.size(); ++s) out.sent[s / local] += rows[s].count;
+    for (const RowRun& run : rows) {
+      if (run.count == 0) continue;
+      if (!out.pieces.empty() && out.pieces.back().from + out.pieces.back().count == run.from)
+        out.pieces.back().count += run.count;
+      else
+        out.pieces.push_back(run);
+    }
+    if (out.pieces.size() == 1 && out.pieces.front().from == 0) out.pieces.clear();
+  }
+  return out;
+}
+
+}  // namespace
+
+Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert,
+                       std::span<const std::int64_t> slots) {
   const std::vector<std::int64_t> all = group.gather_words(rows_of_expert);
+  if (!slots.empty())
+    return placed_counts(all, slots, static_cast<std::size_t>(group.size()), static_cast<std::size_t>(group.rank()));
   const std::size_t experts = rows_of_expert.size(), ranks = static_cast<std::size_t>(group.size()),
                     local = experts / ranks, mine = static_cast<std::size_t>(group.rank()) * local;
   Routes out{.local_experts = static_cast<std::int64_t>(local),
@@ -107,21 +161,31 @@ Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_o
 void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, out.dtype, out.width};
   const Wire wire = wire_of(in.dtype);
+  const Rows sent = routes.pieces.empty() ? in : scratch,
+             arrived =
+                 routes.pieces.empty() ? scratch : Rows{scratch.at(routes.sent_rows(), 0).data, out.dtype, out.width};
+  std::int64_t at = 0;
+  for (const RowRun& piece : routes.pieces)
+    by.backend.copy(in.at(piece.from, piece.count), sent.at(at, piece.count)), at += piece.count;
   after_compute(by.group, by.backend);
-  by.group.all_to_all(in.data, scaled(routes.sent, in.width * wire.per_element), scratch.data,
+  by.group.all_to_all(sent.data, scaled(routes.sent, in.width * wire.per_element), arrived.data,
                       scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
   before_compute(by.group, by.backend);
-  reorder(by, routes.received, routes.local_experts, out, scratch, true);
+  reorder(by, routes.received, routes.local_experts, out, arrived, true);
 }
 
 void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, in.dtype, in.width};
   const Wire wire = wire_of(in.dtype);
   reorder(by, routes.received, routes.local_experts, in, scratch, false);
+  const Rows back = routes.pieces.empty() ? out : Rows{scratch.at(routes.received_rows(), 0).data, in.dtype, in.width};
   after_compute(by.group, by.backend);
-  by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), out.data,
+  by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), back.data,
                       scaled(routes.sent, in.width * wire.per_element), wire.dtype);
   before_compute(by.group, by.backend);
+  std::int64_t at = 0;
+  for (const RowRun& piece : routes.pieces)
+    by.backend.copy(back.at(at, piece.count), out.at(piece.from, piece.count)), at += piece.count;
   const std::int64_t filled = routes.sent_rows(), rows = to.shape.elements() / out.width;
   if (filled < rows) by.backend.clear(out.at(filled, rows - filled));
 }

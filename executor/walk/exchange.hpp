@@ -16,7 +16,14 @@ struct Wire {
 };
 [[nodiscard]] Wire wire_of(DType held);
 
-/// Rows of one layer and micro-batch over the ranks of an expert group.
+/// `count` rows from row `from` on.
+struct RowRun {
+  std::int64_t from = 0, count = 0;
+  bool operator==(const RowRun&) const = default;
+};
+
+/// Rows of one layer and micro-batch over the ranks of an expert group. Where a placement says which slot of which rank
+/// has which expert, a "local expert" is a slot here.
 struct Routes {
   std::int64_t local_experts = 0;
   std::vector<std::int64_t> sent;      ///< by rank: rows of this rank's tokens for the experts there
@@ -25,13 +32,22 @@ struct Routes {
   std::vector<std::int64_t> of_neighbours{};  ///< [expert-tensor rank][local expert]: rows that each has; empty without
   /// Rows in this rank's calls, by local expert: those of all expert-tensor ranks.
   std::vector<std::int64_t> rows_in_calls{};
+  std::vector<RowRun>
+      pieces{};  ///< this rank's rows (by expert) in the order in which they are sent (by slot); empty: as they lie
   [[nodiscard]] std::int64_t sent_rows() const;
   [[nodiscard]] std::int64_t received_rows() const;
 };
 
 /// Tells the group how many rows of this rank's tokens each of the experts (all of the layer's) is to get, and learns
-/// the same of the others.
-[[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert);
+/// the same of the others. `slots`: the expert of each slot, rank by rank; empty: in their order.
+[[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert,
+                                     std::span<const std::int64_t> slots = {});
+
+/// Rows of one rank's tokens for each slot, by the rank's rows of each expert: the copies of an expert with several
+/// slots go to them in equal parts, consecutive rows together. Ranks begin with different slots, so that remainders
+/// spread (as sim/load/exchange.hpp draws it).
+[[nodiscard]] std::vector<RowRun> rows_of_slots(std::span<const std::int64_t> rows_of_expert,
+                                                std::span<const std::int64_t> slots, std::int64_t rank);
 
 /// Learns what the expert-tensor ranks have of each local expert; `rows_of_expert` is this rank's.
 void exchange_neighbours(Communicator& group, Routes& routes);
@@ -42,7 +58,8 @@ void after_compute(Communicator& group, Backend& backend);
 /// What the backend gets from here on comes after what is issued on `group`.
 void before_compute(Communicator& group, Backend& backend);
 
-/// What an exchange needs: scratch for as many bytes as the larger of both buffers; between expert-tensor ranks twice.
+/// What an exchange needs: scratch for as many bytes as the larger of both buffers; between expert-tensor ranks, and
+/// where experts are placed, twice.
 struct Exchange {
   Communicator& group;
   Backend& backend;

@@ -34,6 +34,7 @@ struct WalkOptions {
   double auxiliary = 0;        ///< weight of the routers' balancing loss
   double routed_bound =
       2;  ///< rows that a rank's experts may take together over the balanced share: the bound of the ragged buffers
+  std::int64_t rebalance_every = 0;  ///< steps between new placements of the experts by what was counted; 0: none
   const SliceRows* slice = nullptr;  ///< set: this rank is alone (executor/slice), and these rows reach its experts
 };
 
@@ -67,9 +68,9 @@ struct MicroBatchResult {
 [[nodiscard]] bool is_merge(const Block& block, const BlockNode& node);
 
 /// Held beside the arena by a rank of many: scratch for the largest exchange of rows and the largest gradient on its
-/// way, one at a time.
+/// way, one at a time. `placed`: experts lie elsewhere than in their order, and rows are put in the order of their slots before they leave.
 [[nodiscard]] Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place,
-                                  const HeldType& held);
+                                  const HeldType& held, bool placed = false);
 
 class Walk {
  public:

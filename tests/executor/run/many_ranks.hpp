@@ -101,6 +101,9 @@ inline Outcome run_plan(const Problem& problem, const Plan& plan, const std::vec
       out.counted[rank] = data_only(trainer.ranks()->counters());
       out.predicted[rank] =
           predicted_volume(trainer.program(), problem, plan.parallelism, held, trainer.walk().routes_of_last_step());
+      const CommCounter replicas = replica_volume(trainer.parameters(), place);
+      CommCounter& messages = out.predicted[rank][static_cast<std::size_t>(CommKind::send_receive)];
+      messages.calls += replicas.calls, messages.payload += replicas.payload, messages.sent += replicas.sent;
     }
     for (const Parameter& p : trainer.parameters().all()) {
       if (!p.trained) continue;

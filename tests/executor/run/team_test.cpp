@@ -49,7 +49,7 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   says(q, 2, "plan.parallelism.etp", "common to cut experts");
   p.workload.experts.shared_adapter = false;
   q.parallelism = {.ep = 3, .dp_shard = 3};
-  says(q, 3, "plan.parallelism.ep", "3 does not divide the 8 experts");
+  says(q, 3, "plan.parallelism.ep", "3 does not divide the 8 expert slots");
   q = good, q.experts.chunks = 2;
   says(q, 4, "plan.experts.chunks", "in pieces");
   q = good, q.experts.replicas = 2;
