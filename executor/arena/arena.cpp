@@ -25,14 +25,14 @@ class Layout {
         problem_(problem),
         held_(held),
         parallelism_(parallelism),
-        scratch_(scratch),
-        chunk_(program.chunks.front()) {
+        scratch_(scratch) {
     std::int32_t micro_batches = 1;
     if (parallelism.pp > 1)
       for (const Instance& i : program.instances) micro_batches = std::max(micro_batches, i.micro_batch + 1);
     plan_.lanes.resize(index(micro_batches));
-    for (LanePlacement& lane : plan_.lanes) lane.slots.resize(program.slots.size());
-    open_.resize(index(micro_batches));
+    for (LanePlacement& lane : plan_.lanes) lane.slots.resize(program.slots.size()), lane.ends.resize(program.chunks.size());
+    open_.assign(index(micro_batches), std::vector<Open>(program.chunks.size()));
+    find_chunks();
   }
 
   ArenaPlan run() {
@@ -58,8 +58,12 @@ class Layout {
         case Phase::weight_backward:
           weight_backward(i.slot, i.micro_batch);
           break;
+        case Phase::forward_backward:
+          forward(i.forward_slot, i.forward_micro_batch);
+          backward(i.slot, i.micro_batch);
+          break;
         case Phase::send_receive:
-          i.sent.value > 0 ? send(i) : receive(i);
+          i.sent.value > 0 ? send(i, plan_.chunk[at]) : receive(i, plan_.chunk[at], goes_with_next(p_, at));
           break;
         default:
           break;
@@ -71,7 +75,30 @@ class Layout {
   }
 
  private:
-  /// A micro-batch between its first and its last slot.
+  /// A message belongs to the virtual stage that runs next (what arrives) or ran last (what leaves) for its micro-batch.
+  void find_chunks() {
+    plan_.chunk.assign(p_.instances.size(), -1);
+    for (std::size_t at = 0; at < p_.instances.size(); ++at) {
+      const Instance& m = p_.instances[at];
+      if (m.phase != Phase::send_receive) continue;
+      const bool arrives = m.sent.value == 0, activations = arrives != m.with_next;
+      const auto runs = [&](const Instance& i) -> std::int32_t {
+        const bool both = i.phase == Phase::forward_backward;
+        if (activations && (both || i.phase == Phase::forward) && (both ? i.forward_micro_batch : i.micro_batch) == m.micro_batch) return both ? i.forward_slot : i.slot;
+        if (!activations && (both || i.phase == Phase::backward) && i.micro_batch == m.micro_batch) return i.slot;
+        return -1;
+      };
+      std::int32_t slot = -1;
+      if (arrives)
+        for (std::size_t k = at + 1; k < p_.instances.size() && slot < 0; ++k) slot = runs(p_.instances[k]);
+      else
+        for (std::size_t k = at; k-- > 0 && slot < 0;) slot = runs(p_.instances[k]);
+      if (slot < 0) throw std::logic_error("a message of no pass");
+      plan_.chunk[at] = p_.slots[index(slot)].chunk;
+    }
+  }
+
+  /// A micro-batch between its first and its last slot of a virtual stage.
   struct Open {
     std::int32_t stream = -1, gradient = -1, indices = -1;
     std::vector<std::int32_t> stored;
@@ -122,41 +149,46 @@ class Layout {
     if (end) sending_.clear();
   }
 
-  void receive(const Instance& i) {
+  const ProgramChunk& chunk_of(std::int32_t slot) const { return p_.chunks[index(p_.slots[index(slot)].chunk)]; }
+  Open& open_of(std::int32_t micro_batch, std::int32_t slot) { return open_[index(micro_batch)][index(p_.slots[index(slot)].chunk)]; }
+
+  /// `more`: another one arrives in the same call, until whose end what is sent is under way.
+  void receive(const Instance& i, std::int32_t chunk, bool more) {
     ++now_;
-    hold_sends(true);
-    Open& open = open_[index(i.micro_batch)];
-    LanePlacement& lane = plan_.lanes[index(i.micro_batch)];
+    hold_sends(!more);
+    const ProgramChunk& of = p_.chunks[index(chunk)];
+    Open& open = open_[index(i.micro_batch)][index(chunk)];
+    ChunkEnds& ends = plan_.lanes[index(i.micro_batch)].ends[index(chunk)];
     const auto take = [&](const char* what, std::size_t n) {
       std::vector<std::int32_t> out;
-      const Block& entrance = block(chunk_.first);
-      const Bytes stream = chunk_.receives ? bytes_of(entrance.values[index(entrance.inputs.front())]) : stream_bytes();
+      const Block& entrance = block(of.first);
+      const Bytes stream = of.receives ? bytes_of(entrance.values[index(entrance.inputs.front())]) : stream_bytes(of);
       for (std::size_t v = 0; v < n; ++v)
         out.push_back(add(fmt::format("{} {} from another stage", what, v), stream, MemoryCategory::activations));
       return out;
     };
     if (!i.with_next) {
-      lane.entering = take("value", carried_blocks(block(chunk_.first)) + 1);
-      open.stream = lane.entering.front();
-      open.stored.assign(lane.entering.begin() + 1, lane.entering.end());
+      ends.entering = take("value", carried_blocks(block(of.first)) + 1);
+      open.stream = ends.entering.front();
+      open.stored.assign(ends.entering.begin() + 1, ends.entering.end());
     } else {
-      lane.leaving_gradients = take("gradient", open.stored.size() + 1);
-      open.gradient = lane.leaving_gradients.front();
-      for (std::size_t v = 0; v < open.stored.size(); ++v) open.waiting[open.stored[v]] = lane.leaving_gradients[v + 1];
+      ends.leaving_gradients = take("gradient", open.stored.size() + 1);
+      open.gradient = ends.leaving_gradients.front();
+      for (std::size_t v = 0; v < open.stored.size(); ++v) open.waiting[open.stored[v]] = ends.leaving_gradients[v + 1];
     }
   }
 
-  void send(const Instance& i) {
+  void send(const Instance& i, std::int32_t chunk) {
     ++now_;
-    Open& open = open_[index(i.micro_batch)];
-    LanePlacement& lane = plan_.lanes[index(i.micro_batch)];
-    std::vector<std::int32_t>& out = i.with_next ? lane.leaving : lane.entering_gradients;
+    Open& open = open_[index(i.micro_batch)][index(chunk)];
+    ChunkEnds& ends = plan_.lanes[index(i.micro_batch)].ends[index(chunk)];
+    std::vector<std::int32_t>& out = i.with_next ? ends.leaving : ends.entering_gradients;
     out.push_back(i.with_next ? open.stream : open.gradient);
     if (i.with_next)
       out.insert(out.end(), open.stored.begin(), open.stored.end());
     else
-      for (std::size_t v = 1; v < lane.entering.size(); ++v) {
-        const auto it = open.waiting.find(lane.entering[v]);
+      for (std::size_t v = 1; v < ends.entering.size(); ++v) {
+        const auto it = open.waiting.find(ends.entering[v]);
         out.push_back(it == open.waiting.end() ? -1 : it->second);
       }
     if (std::find(out.begin(), out.end(), -1) != out.end())
@@ -167,8 +199,8 @@ class Layout {
     hold_sends(false);
   }
 
-  Bytes stream_bytes() const {
-    const Block& b = block(chunk_.end - 1);
+  Bytes stream_bytes(const ProgramChunk& of) const {
+    const Block& b = block(of.end - 1);
     return bytes_of(b.values[index(b.outputs.front())]);
   }
 
@@ -193,7 +225,7 @@ class Layout {
 
   void forward(std::int32_t slot, std::int32_t micro_batch) {
     const Block& b = block(slot);
-    Open& open = open_[index(micro_batch)];
+    Open& open = open_of(micro_batch, slot);
     ++now_;
     hold_sends(true);
     PassPlacement& place = plan_.lanes[index(micro_batch)].slots[index(slot)].forward;
@@ -202,7 +234,7 @@ class Layout {
       const std::string& name = b.values[index(b.inputs[i])].name;
       std::int32_t& at = place.values[index(b.inputs[i])];
       if (i == 0)
-        at = slot == 0 && !chunk_.receives ? value_buffer(b, slot, b.inputs[0]) : open.stream;
+        at = slot == 0 && !chunk_of(slot).receives ? value_buffer(b, slot, b.inputs[0]) : open.stream;
       else if (name == "indices")
         at = open.indices;
       else if (name.starts_with("block_"))
@@ -225,13 +257,13 @@ class Layout {
 
   void backward(std::int32_t slot, std::int32_t micro_batch) {
     const Block& b = block(slot);
-    Open& open = open_[index(micro_batch)];
+    Open& open = open_of(micro_batch, slot);
     ++now_;
     hold_sends(true);
     SlotPlacement& at = plan_.lanes[index(micro_batch)].slots[index(slot)];
     PassPlacement& place = at.backward;
     place.values = at.forward.values;
-    const bool last = index(slot) + 1 == p_.slots.size() && chunk_.leaving.value == 0;
+    const bool last = index(slot) + 1 == p_.slots.size() && chunk_of(slot).leaving.value == 0;
     for (std::size_t i = 0; i < b.output_grads.size(); ++i) {
       const ValueId g = b.output_grads[i];
       if (g < 0) continue;
@@ -274,7 +306,7 @@ class Layout {
       touch(it->second);
     }
     if (const auto it = open.waiting.find(at.forward.values[index(b.inputs[0])]);
-        it != open.waiting.end() && (slot > 0 || chunk_.receives) && open.gradient >= 0) {
+        it != open.waiting.end() && (slot > 0 || chunk_of(slot).receives) && open.gradient >= 0) {
       if (it->second != open.gradient) at.sums.push_back({it->second, open.gradient});
       open.waiting.erase(it);
     }
@@ -306,10 +338,9 @@ class Layout {
   const HeldType& held_;
   const Parallelism& parallelism_;
   const CallWorkspace& scratch_;
-  const ProgramChunk& chunk_;
   ArenaPlan plan_;
   std::int64_t now_ = 0;
-  std::vector<Open> open_;  // per lane
+  std::vector<std::vector<Open>> open_;  // per lane and virtual stage
   std::vector<std::int32_t> unreduced_, sending_;
   std::map<std::int32_t, std::int32_t> gathered_;  // slot -> buffer
   std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::int32_t>>
@@ -345,23 +376,24 @@ Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
   return {size};
 }
 
+bool goes_with_next(const Program& program, std::size_t at) {
+  const auto arrives = [&](std::size_t i) {
+    return i < program.instances.size() && program.instances[i].phase == Phase::send_receive && program.instances[i].sent.value == 0;
+  };
+  return arrives(at) && arrives(at + 1);
+}
+
 ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
                      const Parallelism& parallelism, const CallWorkspace& scratch) {
-  if (program.chunks.size() != 1)
-    throw InputError("plan.virtual_stages", fmt::format("{} are priced, not run", program.chunks.size()),
-                     "1, with the 1F1B schedule");
-  for (const Instance& i : program.instances)
-    if (i.phase == Phase::forward_backward)
-      throw InputError("plan.schedule", fmt::format("has {} parts, which are priced, not run", name_of(i.phase)),
-                       "1f1b or zero_bubble");
-  const ProgramChunk& chunk = program.chunks.front();
-  const Block& first = program.blocks[index(program.slots.front().block)];
-  for (std::size_t i = 1; chunk.receives && i < first.inputs.size(); ++i)
-    if (const std::string& name = first.values[index(first.inputs[i])].name; !name.starts_with("block_"))
-      throw InputError(
-          "plan.stage_layers",
-          fmt::format("stage {} would receive {} from the stage before, which is priced, not run", program.stage, name),
-          "pp = 1, or another cut of the layers");
+  for (const ProgramChunk& chunk : program.chunks) {
+    const Block& first = program.blocks[index(program.slots[index(chunk.first)].block)];
+    for (std::size_t i = 1; chunk.receives && i < first.inputs.size(); ++i)
+      if (const std::string& name = first.values[index(first.inputs[i])].name; !name.starts_with("block_"))
+        throw InputError(
+            "plan.stage_layers",
+            fmt::format("stage {} would receive {} from the stage before, which is priced, not run", program.stage, name),
+            "pp = 1, or another cut of the layers");
+  }
   return Layout(program, problem, held, parallelism, scratch).run();
 }
 

@@ -43,17 +43,23 @@ struct SlotPlacement {
   std::vector<CarriedSum> sums;  ///< after the backward, in order
 };
 
-/// A micro-batch's buffers. What crosses the ends of the stage: the stream first, then the stored blocks.
-struct LanePlacement {
-  std::vector<SlotPlacement> slots;
+/// What crosses the ends of a virtual stage: the stream first, then the stored blocks.
+struct ChunkEnds {
   std::vector<std::int32_t> entering, entering_gradients;  ///< received from the stage before; sent back to it
   std::vector<std::int32_t> leaving, leaving_gradients;    ///< sent to the next stage; received from it
+};
+
+/// A micro-batch's buffers.
+struct LanePlacement {
+  std::vector<SlotPlacement> slots;
+  std::vector<ChunkEnds> ends;  ///< per virtual stage of this rank
 };
 
 struct ArenaPlan {
   std::vector<ArenaBuffer> buffers;
   std::vector<LanePlacement> lanes;    ///< one for all micro-batches, or one for each
   std::vector<std::int32_t> gathered;  ///< per instance: buffer that a gather fills; -1
+  std::vector<std::int32_t> chunk;     ///< per instance: the virtual stage whose end a message crosses; -1
   [[nodiscard]] const LanePlacement& lane(std::int32_t micro_batch) const {
     return lanes.size() == 1 ? lanes.front() : lanes[static_cast<std::size_t>(micro_batch)];
   }
@@ -68,8 +74,11 @@ using HeldType = std::function<DType(DType)>;
 /// Workspace that the backend wants for a call of a block; empty: the contract's.
 using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 
-/// Lays out a program. Throws InputError for what it has no place for: virtual stages, schedules with split passes,
-/// messages of other values than the stream and stored blocks.
+/// Whether what arrives at an instance comes in one call with the next one: nothing runs between them.
+[[nodiscard]] bool goes_with_next(const Program& program, std::size_t at);
+
+/// Lays out a program. Throws InputError for what it has no place for: messages of other values than the stream
+/// and stored blocks.
 [[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
                                    const Parallelism& parallelism = {}, const CallWorkspace& scratch = {});
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "executor/ranks/messages.hpp"
 #include "executor/ranks/slots.hpp"
 
 namespace moeplan {
@@ -112,11 +113,9 @@ void refuse_context(const Problem& problem, const Plan& plan, const WalkOptions&
 }
 
 void refuse_pipeline(const Problem& problem, const Plan& plan) {
-  if (plan.virtual_stages > 1)
-    refuse("virtual_stages", fmt::format("{} are priced, not run", plan.virtual_stages),
-           "1, with the schedule 1f1b or zero_bubble");
-  if (plan.schedule != Schedule::one_forward_one_backward && plan.schedule != Schedule::zero_bubble)
-    refuse("schedule", fmt::format("{} is priced, not run", name_of(plan.schedule)), "1f1b or zero_bubble");
+  if (const std::string fault = schedule_fault(plan); !fault.empty()) refuse("schedule", fault, "a plan as `moeplan plan` writes it");
+  if (plan.schedule == Schedule::expert_overlap && plan.parallelism.pp == 1)
+    refuse("schedule", "expert_overlap on one stage, where a second micro-batch would be alive, is priced, not run", "1f1b");
   if (plan.parallelism.pp > 1 && problem.model.tied_head)
     refuse(
         "parallelism.pp",
@@ -157,7 +156,9 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
 }
 
 Program lower_for_run(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank) {
-  return lower(problem, plan, rank, std::min(options.routed_bound, static_cast<double>(plan.parallelism.ep)));
+  Program program = lower(problem, plan, rank, std::min(options.routed_bound, static_cast<double>(plan.parallelism.ep)));
+  if (plan.parallelism.pp > 1) order_messages(program, plan);
+  return program;
 }
 
 }  // namespace moeplan

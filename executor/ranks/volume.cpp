@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "executor/arena/arena.hpp"
 #include "executor/backend/convert.hpp"
 
 namespace moeplan {
@@ -23,7 +24,9 @@ class Account {
       if (sends > 0) add(CommKind::send_receive, sent, sent);
       sends = sent = 0;
     };
-    for (const Instance& i : p_.instances) switch (i.phase) {
+    for (std::size_t at = 0; at < p_.instances.size(); ++at) {
+      const Instance& i = p_.instances[at];
+      switch (i.phase) {
         case Phase::gather:
           gather(block(i));
           break;
@@ -41,16 +44,27 @@ class Account {
         case Phase::weight_backward:
           send_now();
           break;
+        case Phase::forward_backward: {
+          send_now();
+          Instance forward = i;
+          forward.slot = i.forward_slot, forward.micro_batch = i.forward_micro_batch, forward.phase = Phase::forward;
+          nodes(forward, block(forward), block(forward).forward);
+          Instance backward = i;
+          backward.phase = Phase::backward;
+          nodes(backward, block(backward), block(backward).backward);
+          break;
+        }
         case Phase::send_receive:
           // Both ends are in bf16; a backend may hold it wider.
           if (i.sent.value > 0)
             ++sends, sent += i.sent.value / 2 * plain_bytes(held_(DType::bf16));
-          else
-            ++sends, send_now();
+          else if (++sends; !goes_with_next(p_, at))
+            send_now();
           break;
         default:
           break;
       }
+    }
     send_now();
     return out_;
   }

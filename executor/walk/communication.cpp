@@ -285,12 +285,14 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
 }
 
 /// A receive takes the sends before it along, so that neighbours that send to each other cannot block each other.
-void Walk::message(const Instance& i) {
-  const LanePlacement& lane = arena_.lane(i.micro_batch);
-  const auto& buffers = i.sent.value > 0 ? (i.with_next ? lane.leaving : lane.entering_gradients)
-                                         : (i.with_next ? lane.leaving_gradients : lane.entering);
+void Walk::message(std::size_t at) {
+  const Instance& i = program_.instances[at];
+  const ChunkEnds& ends = arena_.lane(i.micro_batch).ends[index(arena_.chunk[at])];
+  const auto& buffers = i.sent.value > 0 ? (i.with_next ? ends.leaving : ends.entering_gradients)
+                                         : (i.with_next ? ends.leaving_gradients : ends.entering);
   Communicator& stages = ranks_->need(Group::pipeline);
-  const int peer = ranks_->place().stage() + (i.with_next ? 1 : -1);
+  // Virtual stages go round: the last stage comes before the first.
+  const int peer = (ranks_->place().stage() + (i.with_next ? 1 : stages.size() - 1)) % stages.size();
   const DType type = backend_.held(DType::bf16);
   std::vector<Transfer> parts;
   for (const std::int32_t id : buffers)
@@ -300,10 +302,12 @@ void Walk::message(const Instance& i) {
     sending_.insert(sending_.end(), parts.begin(), parts.end());
     return;
   }
+  receiving_.insert(receiving_.end(), parts.begin(), parts.end());
+  if (goes_with_next(program_, at)) return;
   after_compute(stages, backend_);
-  stages.send_receive(sending_, parts);
+  stages.send_receive(sending_, receiving_);
   before_compute(stages, backend_);
-  sending_.clear();
+  sending_.clear(), receiving_.clear();
 }
 
 void Walk::flush_sends() {

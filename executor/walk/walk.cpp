@@ -258,6 +258,14 @@ void Walk::begin(MicroBatchState& state, const Batch& batch, float share, float 
   feed(state);
 }
 
+void Walk::forward_pass(const Instance& i, MicroBatchState& state) {
+  pass(i, state);
+  if (index(i.slot) + 1 == program_.slots.size() && ends_model())
+    backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
+                             block_of(i.slot).outputs.front(), {1}, state),
+                  outside_view(state, outside_.loss, DType::f32, 1));
+}
+
 void Walk::step(std::size_t at, MicroBatchState& state) {
   const Instance& i = program_.instances[at];
   switch (i.phase) {
@@ -269,23 +277,27 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
       gathered_[index(i.slot)] = -1;
       break;
     case Phase::forward:
-      pass(i, state);
-      if (index(i.slot) + 1 == program_.slots.size() && ends_model())
-        backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
-                                 block_of(i.slot).outputs.front(), {1}, state),
-                      outside_view(state, outside_.loss, DType::f32, 1));
+      forward_pass(i, state);
       break;
     case Phase::backward:
     case Phase::weight_backward:
       pass(i, state);
       break;
+    case Phase::forward_backward: {  // priced side by side; one after the other here
+      Instance forward = i, backward = i;
+      forward.phase = Phase::forward, forward.slot = i.forward_slot, forward.micro_batch = i.forward_micro_batch;
+      backward.phase = Phase::backward;
+      forward_pass(forward, lanes_[index(i.forward_micro_batch)]);
+      pass(backward, state);
+      break;
+    }
     case Phase::reduce:
       tell("backward reduce");
       apart([&] { reduce_gradients(i, state); });
       break;
     case Phase::send_receive:
       tell("pipeline exchange");
-      apart([&] { message(i); });
+      apart([&] { message(at); });
       break;
     default:
       break;

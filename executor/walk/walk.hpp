@@ -156,6 +156,7 @@ class Walk {
   float run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share);
   void note_block(const Block& block);
   void begin(MicroBatchState& state, const Batch& batch, float share, float balance_share);
+  void forward_pass(const Instance& i, MicroBatchState& state);
   void step(std::size_t at, MicroBatchState& state);
   void pass(const Instance& i, MicroBatchState& state);
   void finish(MicroBatchState& state);
@@ -217,7 +218,7 @@ class Walk {
   [[nodiscard]] std::int64_t sharers() const;
   void share_counts(std::int32_t slot, std::size_t ordinal, MicroBatchState& state);
   [[nodiscard]] std::vector<double> sum_over_sharers(std::vector<double> values);
-  void message(const Instance& i);
+  void message(std::size_t at);
   void flush_sends();
   [[nodiscard]] TensorView value_view(std::int32_t slot, const PassPlacement& place, ValueId v, const Shape& shape,
                                       const MicroBatchState& state) const;
@@ -290,7 +291,7 @@ class Walk {
   };
   std::map<std::pair<std::vector<std::int64_t>, std::size_t>, Recorded> recorded_;
   std::size_t recordings_ = 0;
-  std::vector<Transfer> sending_;  ///< messages to other stages that go with the next receive
+  std::vector<Transfer> sending_, receiving_;  ///< messages between stages that go together
   std::vector<RoutesOf> step_routes_;
   Observer observer_;
   Clock clock_;

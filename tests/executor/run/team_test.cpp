@@ -56,10 +56,10 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   says(q, 4, "plan.experts.replicas", "2");
   q = good, q.offload = Offload::optimizer;
   says(q, 4, "plan.offload", "optimizer");
-  q = on_ranks(p, {.pp = 2}, 2), q.schedule = Schedule::expert_overlap;
+  q = on_ranks(p, {.dp_shard = 2}, 2), q.schedule = Schedule::expert_overlap;
   says(q, 2, "plan.schedule", "expert_overlap");
   q = on_ranks(p, {.pp = 2}, 2), q.virtual_stages = 2;
-  says(q, 2, "plan.virtual_stages", "2");
+  says(q, 2, "plan.schedule", "has one virtual stage a stage, not 2");
   p.model.tied_head = true;
   says(on_ranks(p, {.pp = 2}, 2), 2, "plan.parallelism.pp", "another stage");
   p.model.tied_head = false;
