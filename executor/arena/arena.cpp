@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/walk/pieces.hpp"
 
 namespace moeplan {
 namespace {
@@ -58,10 +59,6 @@ class Layout {
         case Phase::weight_backward:
           weight_backward(i.slot, i.micro_batch);
           break;
-        case Phase::forward_backward:
-          forward(i.forward_slot, i.forward_micro_batch);
-          backward(i.slot, i.micro_batch);
-          break;
         case Phase::send_receive:
           i.sent.value > 0 ? send(i, plan_.chunk[at]) : receive(i, plan_.chunk[at], goes_with_next(p_, at));
           break;
@@ -83,10 +80,7 @@ class Layout {
       if (m.phase != Phase::send_receive) continue;
       const bool arrives = m.sent.value == 0, activations = arrives != m.with_next;
       const auto runs = [&](const Instance& i) -> std::int32_t {
-        const bool both = i.phase == Phase::forward_backward;
-        if (activations && (both || i.phase == Phase::forward) && (both ? i.forward_micro_batch : i.micro_batch) == m.micro_batch) return both ? i.forward_slot : i.slot;
-        if (!activations && (both || i.phase == Phase::backward) && i.micro_batch == m.micro_batch) return i.slot;
-        return -1;
+        return i.phase == (activations ? Phase::forward : Phase::backward) && i.micro_batch == m.micro_batch ? i.slot : -1;
       };
       std::int32_t slot = -1;
       if (arrives)
@@ -116,7 +110,7 @@ class Layout {
   Bytes bytes_of(const Value& v) const { return {plain_bytes(held_(v.dtype)) * v.shape.elements()}; }
 
   std::int32_t value_buffer(const Block& b, std::int32_t slot, ValueId v) {
-    const ValueId root = b.alias[index(v)];
+    const ValueId root = root_of(b, v);
     const Value& value = b.values[index(root)];
     return add(fmt::format("slot {}: {}", slot, value.name), bytes_of(value), b.category[index(root)]);
   }
@@ -204,15 +198,24 @@ class Layout {
     return bytes_of(b.values[index(b.outputs.front())]);
   }
 
+  /// The value in whose memory `v` lies: that which it views, whole.
+  static ValueId root_of(const Block& b, ValueId v) { return b.alias[index(whole_of(b, v))]; }
+
   /// Places what the calls write, and lets what they touch live until then.
   void pass(const Block& b, std::int32_t slot, const std::vector<BlockNode>& nodes, PassPlacement& place) {
     for (const BlockNode& node : nodes) {
       ++now_;
       for (const ValueId w : node.writes)
-        if (const ValueId root = b.alias[index(w)]; place.values[index(root)] < 0)
+        if (const ValueId root = root_of(b, w); place.values[index(root)] < 0)
           place.values[index(root)] = value_buffer(b, slot, root);
       for (const auto* list : {&node.reads, &node.writes})
-        for (const ValueId v : *list) touch(place.values[index(b.alias[index(v)])]);
+        for (const ValueId v : *list) touch(place.values[index(root_of(b, v))]);
+      // The first piece begins a weight's gradient, which the program has from the last piece on.
+      for (std::size_t g = 0; !b.whole.empty() && g < node.gradients.size(); ++g)
+        if (const ValueId v = node.gradients[g]; v >= 0 && std::find(b.weight_grads.begin(), b.weight_grads.end(), v) != b.weight_grads.end()) {
+          if (place.values[index(v)] < 0) place.values[index(v)] = value_buffer(b, slot, v);
+          touch(place.values[index(v)]);
+        }
       const OpCall* op = std::get_if<OpCall>(&node.call);
       const Bytes scratch = !op ? Bytes{} : scratch_ ? scratch_(b, node) : workspace(op->op, op->pass, op->wants);
       place.workspace.push_back(scratch.value > 0 ? add(fmt::format("slot {}: workspace of {}", slot, kind(op->op)),
@@ -220,7 +223,7 @@ class Layout {
                                                   : -1);
       hold_gathered();
     }
-    for (std::size_t v = 0; v < b.values.size(); ++v) place.values[v] = place.values[index(b.alias[v])];
+    for (std::size_t v = 0; v < b.values.size(); ++v) place.values[v] = place.values[index(root_of(b, static_cast<ValueId>(v)))];
   }
 
   void forward(std::int32_t slot, std::int32_t micro_batch) {
@@ -385,6 +388,8 @@ bool goes_with_next(const Program& program, std::size_t at) {
 
 ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
                      const Parallelism& parallelism, const CallWorkspace& scratch) {
+  for (const Instance& i : program.instances)
+    if (i.phase == Phase::forward_backward) throw std::logic_error("passes side by side, which are written out first");
   for (const ProgramChunk& chunk : program.chunks) {
     const Block& first = program.blocks[index(program.slots[index(chunk.first)].block)];
     for (std::size_t i = 1; chunk.receives && i < first.inputs.size(); ++i)

@@ -42,11 +42,13 @@ std::vector<Act> acts_of(const Plan& plan, int stage) {
     if (from >= 0 && from <= last) out.push_back({Act::Kind::receive, from % stages, {gradients, from, j}, 0});
   };
   for (const Turn& t : turns(plan, stage)) {
-    const bool both = t.kind == Turn::Kind::both, forward = both || t.kind == Turn::Kind::forward, backward = both || t.kind == Turn::Kind::backward;
+    const bool both = t.kind == Turn::Kind::both, forward = both || t.kind == Turn::Kind::forward,
+               backward = both || t.kind == Turn::Kind::backward;
     const std::int32_t chunk = both ? t.forward_chunk : t.chunk, j = both ? t.forward_micro_batch : t.micro_batch;
     if (forward) receive(false, chunk, j);
     if (backward) receive(true, t.chunk, t.micro_batch);
-    out.push_back({Act::Kind::compute, 0, {}, (forward ? 1 : 0) + (backward ? 2 : 0) + (t.kind == Turn::Kind::weight ? 1 : 0)});
+    out.push_back(
+        {Act::Kind::compute, 0, {}, (forward ? 1 : 0) + (backward ? 2 : 0) + (t.kind == Turn::Kind::weight ? 1 : 0)});
     if (forward) send(false, chunk, j);
     if (backward) send(true, t.chunk, t.micro_batch);
   }
@@ -59,9 +61,9 @@ struct Player {
   std::size_t at = 0;
   std::int64_t clock = 0;
   bool waits = false;
-  std::vector<const Act*> pending{};      ///< sent with the next call
-  const Act* needs = nullptr;           ///< in the call that it is in
-  std::size_t unsent = 0;               ///< of that call
+  std::vector<const Act*> pending{};                     ///< sent with the next call
+  const Act* needs = nullptr;                            ///< in the call that it is in
+  std::size_t unsent = 0;                                ///< of that call
   std::vector<std::pair<std::size_t, Message>> taken{};  ///< (act before which, message), in the order of the calls
   std::set<Message> there{};
 };
@@ -78,7 +80,9 @@ class Play {
     while (true) {
       int next = -1;
       for (int s = 0; s < size(); ++s)
-        if (const Player& p = of(s); !p.waits && !(p.at == p.acts.size() && p.pending.empty()) && (next < 0 || p.clock < of(next).clock)) next = s;
+        if (const Player& p = of(s);
+            !p.waits && !(p.at == p.acts.size() && p.pending.empty()) && (next < 0 || p.clock < of(next).clock))
+          next = s;
       if (next < 0) break;
       act(next);
     }
@@ -157,17 +161,20 @@ void order_messages(Program& program, const Plan& plan) {
   std::map<Message, std::size_t> arrives;
   for (std::size_t i = 0; i < program.instances.size(); ++i)
     if (program.instances[i].phase == Phase::send_receive) message_instances.push_back(i);
-  if (message_acts.size() != message_instances.size()) throw std::logic_error("a stage's program has other messages than its schedule");
+  if (message_acts.size() != message_instances.size())
+    throw std::logic_error("a stage's program has other messages than its schedule");
   for (std::size_t m = 0; m < message_acts.size(); ++m) {
     const Act& a = acts[message_acts[m]];
     const Instance& i = program.instances[message_instances[m]];
     const bool receives = i.sent.value == 0;
-    if (receives != (a.kind == Act::Kind::receive) || i.micro_batch != a.message.micro_batch) throw std::logic_error("a stage's program has its messages in another order than its schedule");
+    if (receives != (a.kind == Act::Kind::receive) || i.micro_batch != a.message.micro_batch)
+      throw std::logic_error("a stage's program has its messages in another order than its schedule");
     if (receives) arrives[a.message] = message_instances[m];
   }
   // Before which instance an act is: a message's own, or the first behind the message before it.
   const auto instance_of = [&](std::size_t act) {
-    const auto m = static_cast<std::size_t>(std::lower_bound(message_acts.begin(), message_acts.end(), act) - message_acts.begin());
+    const auto m = static_cast<std::size_t>(std::lower_bound(message_acts.begin(), message_acts.end(), act) -
+                                            message_acts.begin());
     if (m < message_acts.size() && message_acts[m] == act) return message_instances[m];
     return m == 0 ? std::size_t{0} : message_instances[m - 1] + 1;
   };
@@ -175,17 +182,28 @@ void order_messages(Program& program, const Plan& plan) {
   for (const auto& [act, message] : taken) before[instance_of(act)].push_back(arrives.at(message));
   std::vector<Instance> out;
   std::vector<std::int32_t> now(program.instances.size(), -1);
+  std::size_t placed = 0;
   const auto add = [&](std::size_t i) {
+    ++placed;
+    Instance each = program.instances[i];
+    if (each.phase == Phase::forward_backward) {
+      Instance forward = each;
+      forward.phase = Phase::forward, forward.slot = each.forward_slot, forward.micro_batch = each.forward_micro_batch;
+      each.phase = Phase::backward;
+      forward.forward_slot = forward.forward_micro_batch = each.forward_slot = each.forward_micro_batch = -1;
+      out.push_back(std::move(forward));
+    }
     now[i] = static_cast<std::int32_t>(out.size());
-    out.push_back(program.instances[i]);
+    out.push_back(std::move(each));
   };
   for (std::size_t i = 0; i <= program.instances.size(); ++i) {
     if (const auto it = before.find(i); it != before.end())
       for (const std::size_t r : it->second) add(r);
-    const bool moved = i < now.size() && program.instances[i].phase == Phase::send_receive && program.instances[i].sent.value == 0;
+    const bool moved =
+        i < now.size() && program.instances[i].phase == Phase::send_receive && program.instances[i].sent.value == 0;
     if (i < now.size() && !moved) add(i);
   }
-  if (out.size() != program.instances.size()) throw std::logic_error("a message that no call takes");
+  if (placed != program.instances.size()) throw std::logic_error("a message that no call takes");
   for (Instance& i : out)
     for (std::int32_t& a : i.after) a = now[index(a)];
   program.instances = std::move(out);

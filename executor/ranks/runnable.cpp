@@ -55,8 +55,11 @@ void refuse_exchange(const Problem& problem, const Plan& plan, const WalkOptions
     refuse("parallelism.etp", fmt::format("{}: an adapter common to cut experts is priced, not run", p.etp), "etp = 1");
   if (p.ep == 1 && p.etp == 1) return;
   const ExpertExchange& e = plan.experts;
-  if (e.chunks > 1)
-    refuse("experts.chunks", fmt::format("{}: an exchange in pieces is priced, not run", e.chunks), "1");
+  if (e.chunks > 1 && (p.etp > 1 || options.slice))
+    refuse("experts.chunks",
+           fmt::format("{}: an exchange in pieces {} is priced, not run", e.chunks,
+                       options.slice ? "of one rank alone" : "beside expert-tensor ranks"),
+           "1");
   if (e.dispatch != DType::bf16)
     refuse("experts.dispatch", fmt::format("{} is priced, not run", name_of(e.dispatch)), "bf16");
 }

@@ -6,6 +6,7 @@
 
 #include "executor/arena/arena.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/walk/pieces.hpp"
 
 namespace moeplan {
 namespace {
@@ -44,16 +45,6 @@ class Account {
         case Phase::weight_backward:
           send_now();
           break;
-        case Phase::forward_backward: {
-          send_now();
-          Instance forward = i;
-          forward.slot = i.forward_slot, forward.micro_batch = i.forward_micro_batch, forward.phase = Phase::forward;
-          nodes(forward, block(forward), block(forward).forward);
-          Instance backward = i;
-          backward.phase = Phase::backward;
-          nodes(backward, block(backward), block(backward).backward);
-          break;
-        }
         case Phase::send_receive:
           // Both ends are in bf16; a backend may hold it wider.
           if (i.sent.value > 0)
@@ -138,7 +129,7 @@ class Account {
           break;
         case Collective::dispatch:
         case Collective::combine:
-          rows(i, comm->collective, b.values[index(to)], *comm);
+          rows(i, comm->collective, b.values[index(to)], *comm, piece_of(b, n));
           break;
         default:
           throw std::logic_error("a call that the executor does not run");
@@ -146,8 +137,9 @@ class Account {
     }
   }
 
-  void rows(const Instance& i, Collective collective, const Value& v, const CommCall& comm) {
-    const Routes& r = *routes_.at({i.slot, i.micro_batch});
+  void rows(const Instance& i, Collective collective, const Value& v, const CommCall& comm, std::int32_t piece) {
+    const Routes& whole = *routes_.at({i.slot, i.micro_batch});
+    const Routes& r = piece < 0 ? whole : whole.parts.at(index(piece));
     const std::int64_t row = v.shape[v.shape.rank - 1] * plain_bytes(held_(v.dtype));
     const auto own = static_cast<std::size_t>(place_.index(comm.group));
     const std::int64_t kept_here = r.sent[own];

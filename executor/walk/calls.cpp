@@ -10,6 +10,7 @@
 #include "executor/walk/capacity.hpp"
 #include "executor/walk/columns.hpp"
 #include "executor/walk/packing.hpp"
+#include "executor/walk/pieces.hpp"
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
@@ -56,9 +57,18 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
                    std::int32_t workspace, MicroBatchState& state) {
   if (n.summary) return summarise(i, n, place, state);
   if (n.operands.empty()) return ring_step(i, n, place, state);
-  const OpCall& lowered = std::get<OpCall>(n.call);
+  if (routed.by_piece) {
+    for (std::int32_t k = 0; k < plan_.experts.chunks; ++k)
+      compute(i, n, {.ordinal = routed.ordinal, .routed = routed.routed, .piece = k}, place, workspace, state);
+    return;
+  }
+  OpCall lowered = std::get<OpCall>(n.call);
+  const Routes* part = routed.piece < 0 ? nullptr : &state.routes[index(i.slot)].at(routed.ordinal).parts.at(index(routed.piece));
+  if (part) *routed_rows(lowered.op) = part->received_rows();
   const Batch& batch = *state.batch;
   const Operands contract = operands(lowered.op);
+  std::vector<std::pair<TensorView, TensorView>> sums;  // gradients of weights by this piece, and of those before it
+  if (part) taken_ = 0;
   std::vector<TensorView> views(contract.size()), gradients(contract.size());
   std::size_t next_weight = 0;
   for (std::size_t o = 0; o < contract.size(); ++o) {
@@ -68,7 +78,20 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
       views[o] = value_view(i.slot, place, n.operands[o], contract[o].shape, state);
     if (o < n.gradients.size() && n.gradients[o] >= 0)
       gradients[o] = value_view(i.slot, place, n.gradients[o], contract[o].shape, state);
+    if (!part) continue;
+    if (is_cut(i.slot, n.operands[o])) views[o] = from_row(views[o], part->received_before);
+    if (o < n.gradients.size() && is_cut(i.slot, n.gradients[o])) gradients[o] = from_row(gradients[o], part->received_before);
+    if (contract[o].role != Role::weight || !gradients[o].present()) continue;
+    if (routed.piece == 0) {
+      if (part->received_rows() == 0) backend_.clear(gradients[o]);
+    } else {
+      TensorView partial = take(gradients[o].dtype, 1, contract[o].shape.elements());
+      partial.shape = contract[o].shape;
+      sums.emplace_back(partial, gradients[o]);
+      gradients[o] = partial;
+    }
   }
+  if (part && part->received_rows() == 0) return;
   const TensorView given =
       workspace < 0 ? TensorView{}
                     : buffer_view(workspace, DType::u8, {arena_.buffers[index(workspace)].bytes.value});
@@ -101,7 +124,9 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
       gradients.insert(gradients.begin() + static_cast<std::ptrdiff_t>(with_starts->at), TensorView{});
     }
   CallContext context;
-  if (const op::GroupedLinear* experts = std::get_if<op::GroupedLinear>(&call.op)) {
+  if (const op::GroupedLinear* experts = std::get_if<op::GroupedLinear>(&call.op); experts && part) {
+    context.rows_of_expert = part->rows_of_expert;
+  } else if (experts) {
     std::int64_t rows = 0;
     if (hosted_) {
       context.rows_of_expert = rows_of_experts(i.slot, routed.ordinal, experts->experts, state);
@@ -138,6 +163,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
     continued_call(i, n, place, call, views, gradients, context, state);
   else
     backend_.call(call, views, gradients, context);
+  for (const auto& [partial, sum] : sums) backend_.add(partial, sum, 1);
   if (std::holds_alternative<op::Router>(lowered.op) && lowered.pass == Pass::forward && !n.recompute)
     tally(i.slot, routed.ordinal, views, state);
   if (observer_) observer_({n, i.slot, i.micro_batch, views});

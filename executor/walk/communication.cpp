@@ -9,6 +9,7 @@
 #include "executor/backend/convert.hpp"
 #include "executor/ranks/slots.hpp"
 #include "executor/slice/slice.hpp"
+#include "executor/walk/pieces.hpp"
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
@@ -19,7 +20,7 @@ bool is_merge(const Block& block, const BlockNode& node) {
 }
 
 Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held,
-                    bool placed) {
+                    std::int64_t areas) {
   std::int64_t most = 0;
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward})
@@ -29,9 +30,10 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
         if (!comm ||
             (comm->group != Group::expert && comm->group != Group::expert_tensor && comm->group != Group::context))
           continue;
-        const std::int64_t times = comm->group == Group::expert && !placed ? 1 : 2;
-        const auto bytes = [&](ValueId v) {
-          return plain_bytes(held(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements();
+        const std::int64_t times = comm->group == Group::expert ? areas : 2;
+        const auto bytes = [&](ValueId piece) {
+          const Value& v = b.values[index(whole_of(b, piece))];
+          return plain_bytes(held(v.dtype)) * v.shape.elements();
         };
         std::int64_t read = 0;
         for (const ValueId v : n.reads) read += bytes(v);
@@ -49,7 +51,7 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
 void Walk::find_staging() {
   if (!ranks_) return;
   staging_bytes_ = staging_bytes(
-      program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); }, places_experts(plan_));
+      program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); }, plan_.experts.chunks > 1 ? 4 : places_experts(plan_) ? 2 : 1);
   staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
 }
 
@@ -57,9 +59,10 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
                        MicroBatchState& state) {
   const CommCall& comm = std::get<CommCall>(n.call);
   const Block& b = block_of(i.slot);
-  const TensorView from = value_view(i.slot, place, n.reads.front(), b.values[index(n.reads.front())].shape, state);
-  const TensorView to = value_view(i.slot, place, n.writes.front(), b.values[index(n.writes.front())].shape, state);
-  if (routed.routed) return exchange_rows(i, n, routed.ordinal, from, to, state);
+  const ValueId in = whole_of(b, n.reads.front()), out = whole_of(b, n.writes.front());
+  const TensorView from = value_view(i.slot, place, in, b.values[index(in)].shape, state);
+  const TensorView to = value_view(i.slot, place, out, b.values[index(out)].shape, state);
+  if (routed.routed) return exchange_rows(i, n, routed, from, to, state);
   if (is_merge(b, n)) return merge_loss(i, n, place, state);
   if (comm.group == Group::context && comm.collective == Collective::send_receive)
     return comm.rows > 0 ? pass_rows(i, n, place, state) : pass_round(i, n, place, state);
@@ -103,7 +106,8 @@ void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ord
   const Slots slots = parameters_.slots(layer);
   if (!neighbours)
     mine = options_.slice ? slice_routes(kept, options_.slice->at({layer, i.micro_batch}), group.rank(), group.size())
-                          : exchange_counts(group, kept, slots ? std::span(*slots) : std::span<const std::int64_t>{});
+                          : exchange_counts(group, kept, slots ? std::span(*slots) : std::span<const std::int64_t>{},
+                                 plan_.experts.chunks);
   else if (plan_.parallelism.ep == 1)
     mine = {.local_experts = static_cast<std::int64_t>(experts),
             .sent = {},
@@ -124,8 +128,8 @@ void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ord
                     layer, i.micro_batch, rows, ranks_->place().rank, bound));
 }
 
-void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
-                         const TensorView& to, MicroBatchState& state) {
+void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, TensorView from, TensorView to,
+                         MicroBatchState& state) {
   const CommCall& comm = std::get<CommCall>(n.call);
   const bool dispatch = comm.collective == Collective::dispatch, forward = i.phase == Phase::forward;
   tell(forward ? (dispatch ? "forward dispatch" : "forward combine")
@@ -133,18 +137,56 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordi
   Communicator& group = ranks_->need(comm.group);
   auto& routes = state.routes[index(i.slot)];
   const bool neighbours = comm.group == Group::expert_tensor;
-  if (forward && (dispatch || (neighbours && comm.collective == Collective::all_gather)))
-    learn_routes(i, comm, ordinal, to, state);
-  const Exchange by{group, backend_, staging_.get()};
-  if (neighbours)
-    comm.collective == Collective::all_gather ? gather_neighbours(by, routes.at(ordinal), from, to)
-                                              : sum_neighbours(by, routes.at(ordinal), from, to);
-  else if (dispatch)
-    dispatch_rows(by, routes.at(ordinal), from, to);
-  else
-    combine_rows(by, routes.at(ordinal), from, to);
+  if (forward && routed.piece <= 0 && (dispatch || (neighbours && comm.collective == Collective::all_gather)))
+    learn_routes(i, comm, routed.ordinal, to, state);
+  Exchange by{group, backend_, staging_.get()};
+  const Routes& all = routes.at(routed.ordinal);
+  if (neighbours) {
+    comm.collective == Collective::all_gather ? gather_neighbours(by, all, from, to)
+                                              : sum_neighbours(by, all, from, to);
+  } else if (routed.piece < 0) {
+    (dispatch ? dispatch_rows(by, all, from, to) : combine_rows(by, all, from, to))();
+    if (!dispatch) clear_rest(by, all, to);
+  } else {
+    // Each piece has its own part of the scratch, and the way back the second half: what is under way is left alone.
+    const Routes& part = all.parts.at(index(routed.piece));
+    (dispatch ? to : from) = from_row(dispatch ? to : from, part.received_before);
+    if (backend_.name() != "null")
+      by.scratch += (dispatch ? 0 : staging_bytes_.value / 2) +
+                    (part.sent_before + part.received_before) * width_of(from) * plain_bytes(from.dtype);
+    if (!dispatch && routed.piece == 0) clear_rest(by, all, to);
+    in_flight_.push_back({&i, &n, whole_of(block_of(i.slot), n.writes.front()), routed.piece,
+                          dispatch ? dispatch_rows(by, part, from, to) : combine_rows(by, part, from, to)});
+  }
   tell(forward ? "forward" : "backward");
 }
+
+/// Puts down the rows that a call reads; all of them before a pass ends.
+void Walk::land(const Block& block, const BlockNode* reader) {
+  std::vector<InFlight> later;
+  for (InFlight& each : in_flight_) {
+    const bool now = !reader || std::any_of(reader->reads.begin(), reader->reads.end(), [&](ValueId v) {
+      return whole_of(block, v) == each.value && (piece_of(block, v) < 0 || piece_of(block, v) == each.piece);
+    });
+    if (!now) {
+      later.push_back(std::move(each));
+      continue;
+    }
+    // What is waited for here was not hidden: the timeline shows it as communication.
+    if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
+    each.land();
+    if (clock_) backend_.stamp();
+  }
+  in_flight_ = std::move(later);
+}
+
+/// A view without its first `row` rows.
+TensorView Walk::from_row(TensorView view, std::int64_t row) {
+  view.data += row * (view.columns ? view.base_columns : width_of(view)) * plain_bytes(view.dtype);
+  return view;
+}
+
+bool Walk::is_cut(std::int32_t slot, ValueId v) const { return v >= 0 && notes_of(slot).cut[index(v)]; }
 
 void Walk::gather_weights(std::int32_t slot, std::int32_t buffer) {
   gathered_[index(slot)] = buffer;

@@ -106,75 +106,99 @@ std::vector<RowRun> rows_of_slots(std::span<const std::int64_t> rows_of_expert, 
 
 namespace {
 
-/// The same where slots have experts as a placement says. `all`: [rank][expert].
-Routes placed_counts(std::span<const std::int64_t> all, std::span<const std::int64_t> slots, std::size_t ranks,
-                     std::size_t mine) {
-  const std::size_t local = slots.size() / ranks, experts = all.size() / ranks;
+/// Piece `k` of `chunks` of each run of rows.
+RowRun piece_of(const RowRun& run, std::int64_t k, std::int64_t chunks) {
+  const std::int64_t from = run.count * k / chunks, until = run.count * (k + 1) / chunks;
+  return {run.from + from, until - from};
+}
+
+/// Routes of the rows of each slot, by rank.
+Routes routes_of(const std::vector<std::vector<RowRun>>& rows, std::size_t local, std::size_t mine) {
+  const std::size_t ranks = rows.size();
   Routes out{.local_experts = static_cast<std::int64_t>(local),
              .sent = std::vector<std::int64_t>(ranks, 0),
              .received = {},
              .rows_of_expert = std::vector<std::int64_t>(local, 0)};
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const std::vector<RowRun> rows =
-        rows_of_slots(all.subspan(r * experts, experts), slots, static_cast<std::int64_t>(r));
+  for (std::size_t r = 0; r < ranks; ++r)
     for (std::size_t s = 0; s < local; ++s) {
-      out.received.push_back(rows[mine * local + s].count);
+      out.received.push_back(rows[r][mine * local + s].count);
       out.rows_of_expert[s] += out.received.back();
     }
-    if (r != mine) continue;
-    for (std::size_t s = 0; s < rows.size(); ++s) out.sent[s / local] += rows[s].count;
-    for (const RowRun& run : rows) {
-      if (run.count == 0) continue;
-      if (!out.pieces.empty() && out.pieces.back().from + out.pieces.back().count == run.from)
-        out.pieces.back().count += run.count;
-      else
-        out.pieces.push_back(run);
-    }
-    if (out.pieces.size() == 1 && out.pieces.front().from == 0) out.pieces.clear();
+  for (std::size_t s = 0; s < rows[mine].size(); ++s) out.sent[s / local] += rows[mine][s].count;
+  for (const RowRun& run : rows[mine]) {
+    if (run.count == 0) continue;
+    if (!out.pieces.empty() && out.pieces.back().from + out.pieces.back().count == run.from)
+      out.pieces.back().count += run.count;
+    else
+      out.pieces.push_back(run);
   }
+  if (out.pieces.size() == 1 && out.pieces.front().from == 0) out.pieces.clear();
   return out;
 }
 
 }  // namespace
 
 Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert,
-                       std::span<const std::int64_t> slots) {
+                       std::span<const std::int64_t> slots, std::int64_t chunks) {
   const std::vector<std::int64_t> all = group.gather_words(rows_of_expert);
-  if (!slots.empty())
-    return placed_counts(all, slots, static_cast<std::size_t>(group.size()), static_cast<std::size_t>(group.rank()));
   const std::size_t experts = rows_of_expert.size(), ranks = static_cast<std::size_t>(group.size()),
-                    local = experts / ranks, mine = static_cast<std::size_t>(group.rank()) * local;
-  Routes out{.local_experts = static_cast<std::int64_t>(local),
-             .sent = {},
-             .received = {},
-             .rows_of_expert = std::vector<std::int64_t>(local, 0)};
-  for (std::size_t r = 0; r < ranks; ++r) {
-    out.sent.push_back(sum(rows_of_expert.subspan(r * local, local)));
-    for (std::size_t e = 0; e < local; ++e) {
-      out.received.push_back(all[r * experts + mine + e]);
-      out.rows_of_expert[e] += out.received.back();
+                    mine = static_cast<std::size_t>(group.rank());
+  std::vector<std::int64_t> in_order;
+  if (slots.empty()) {
+    in_order.resize(experts);
+    std::iota(in_order.begin(), in_order.end(), std::int64_t{0});
+    slots = in_order;
+  }
+  const std::size_t local = slots.size() / ranks;
+  std::vector<std::vector<RowRun>> rows;
+  for (std::size_t r = 0; r < ranks; ++r)
+    rows.push_back(rows_of_slots(std::span(all).subspan(r * experts, experts), slots, static_cast<std::int64_t>(r)));
+  Routes out = routes_of(rows, local, mine);
+  for (std::int64_t k = 0; chunks > 1 && k < chunks; ++k) {
+    std::vector<std::vector<RowRun>> part = rows;
+    for (std::vector<RowRun>& of_rank : part)
+      for (RowRun& run : of_rank) run = piece_of(run, k, chunks);
+    Routes piece = routes_of(part, local, mine);
+    if (k > 0) {
+      const Routes& before = out.parts.back();
+      piece.sent_before = before.sent_before + before.sent_rows();
+      piece.received_before = before.received_before + before.received_rows();
     }
+    out.parts.push_back(std::move(piece));
   }
   return out;
 }
 
-void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
+namespace {
+
+/// What is issued on the group is done once this has run, for the backend's queue or for the host.
+Landing arrival(const Exchange& by) {
+  if (auto point = by.group.mark())
+    return [&group = by.group, &backend = by.backend, point = std::move(point)] { group.lead(backend.queue(), point); };
+  return [&group = by.group] { group.wait(); };
+}
+
+}  // namespace
+
+Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, out.dtype, out.width};
   const Wire wire = wire_of(in.dtype);
-  const Rows sent = routes.pieces.empty() ? in : scratch,
-             arrived =
-                 routes.pieces.empty() ? scratch : Rows{scratch.at(routes.sent_rows(), 0).data, out.dtype, out.width};
+  const bool as_they_lie = routes.pieces.empty();
+  const Rows sent = as_they_lie ? in : scratch,
+             arrived = as_they_lie ? scratch : Rows{scratch.at(routes.sent_rows(), 0).data, out.dtype, out.width};
   std::int64_t at = 0;
   for (const RowRun& piece : routes.pieces)
     by.backend.copy(in.at(piece.from, piece.count), sent.at(at, piece.count)), at += piece.count;
   after_compute(by.group, by.backend);
   by.group.all_to_all(sent.data, scaled(routes.sent, in.width * wire.per_element), arrived.data,
                       scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
-  before_compute(by.group, by.backend);
-  reorder(by, routes.received, routes.local_experts, out, arrived, true);
+  return [by, &routes, out, arrived, there = arrival(by)] {
+    there();
+    reorder(by, routes.received, routes.local_experts, out, arrived, true);
+  };
 }
 
-void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
+Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, in.dtype, in.width};
   const Wire wire = wire_of(in.dtype);
   reorder(by, routes.received, routes.local_experts, in, scratch, false);
@@ -182,10 +206,16 @@ void combine_rows(const Exchange& by, const Routes& routes, const TensorView& fr
   after_compute(by.group, by.backend);
   by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), back.data,
                       scaled(routes.sent, in.width * wire.per_element), wire.dtype);
-  before_compute(by.group, by.backend);
-  std::int64_t at = 0;
-  for (const RowRun& piece : routes.pieces)
-    by.backend.copy(back.at(at, piece.count), out.at(piece.from, piece.count)), at += piece.count;
+  return [by, &routes, out, back, there = arrival(by)] {
+    there();
+    std::int64_t at = 0;
+    for (const RowRun& piece : routes.pieces)
+      by.backend.copy(back.at(at, piece.count), out.at(piece.from, piece.count)), at += piece.count;
+  };
+}
+
+void clear_rest(const Exchange& by, const Routes& routes, const TensorView& to) {
+  const Rows out = rows_of(to);
   const std::int64_t filled = routes.sent_rows(), rows = to.shape.elements() / out.width;
   if (filled < rows) by.backend.clear(out.at(filled, rows - filled));
 }

@@ -4,6 +4,8 @@
 /// and all experts would have. How many go where is data: the counts are exchanged first, once a layer and micro-batch;
 /// backward and recompute use them again.
 
+#include <functional>
+
 #include "executor/backend/backend.hpp"
 #include "executor/comm/communicator.hpp"
 
@@ -34,14 +36,17 @@ struct Routes {
   std::vector<std::int64_t> rows_in_calls{};
   std::vector<RowRun>
       pieces{};  ///< this rank's rows (by expert) in the order in which they are sent (by slot); empty: as they lie
+  std::vector<Routes> parts{};   ///< of an exchange in pieces: each piece's, whose rows are in `pieces`
+  std::int64_t sent_before = 0, received_before = 0;   ///< of a piece: rows of those before it
   [[nodiscard]] std::int64_t sent_rows() const;
   [[nodiscard]] std::int64_t received_rows() const;
 };
 
 /// Tells the group how many rows of this rank's tokens each of the experts (all of the layer's) is to get, and learns
 /// the same of the others. `slots`: the expert of each slot, rank by rank; empty: in their order.
+/// `chunks`: pieces into which each rank's rows of each expert are cut evenly.
 [[nodiscard]] Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert,
-                                     std::span<const std::int64_t> slots = {});
+                                     std::span<const std::int64_t> slots = {}, std::int64_t chunks = 1);
 
 /// Rows of one rank's tokens for each slot, by the rank's rows of each expert: the copies of an expert with several
 /// slots go to them in equal parts, consecutive rows together. Ranks begin with different slots, so that remainders
@@ -58,19 +63,26 @@ void after_compute(Communicator& group, Backend& backend);
 /// What the backend gets from here on comes after what is issued on `group`.
 void before_compute(Communicator& group, Backend& backend);
 
-/// What an exchange needs: scratch for as many bytes as the larger of both buffers; between expert-tensor ranks, and
-/// where experts are placed, twice.
+/// What an exchange needs: scratch for as many bytes as the larger of both buffers; between expert-tensor ranks, and where experts are placed,
+/// twice; in pieces four times, the second half for the way back.
 struct Exchange {
   Communicator& group;
   Backend& backend;
   std::byte* scratch;
 };
 
+/// The rest of an exchange that is under way, for when its rows are needed: waits for them (a device's queue does, where there is one) and puts
+/// them where they belong.
+using Landing = std::function<void()>;
+
 /// `from` [sent rows, width], by expert -> `to` [received rows, width], by local expert. Both may be longer; the rest
-/// stays as it is.
-void dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
-/// The way back: `from` by local expert -> `to` by expert; rows of `to` beyond those sent become zero.
-void combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+/// stays as it is. Of a piece: the whole's `from` and the piece's `to`.
+[[nodiscard]] Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+/// The way back: `from` by local expert -> `to` by expert; rows of `to` beyond those sent become zero, but for a piece's: its `to` is the
+/// whole's, of which it writes its own rows.
+[[nodiscard]] Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
+/// Rows of `to` beyond those sent become zero.
+void clear_rest(const Exchange& by, const Routes& routes, const TensorView& to);
 
 /// Expert-tensor ranks work on each other's rows: `from`, this rank's by local expert -> `to`, those of all, by local
 /// expert and rank. Each row goes to every other rank.

@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/walk/columns.hpp"
+#include "executor/walk/pieces.hpp"
 #include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
@@ -84,6 +85,9 @@ void Walk::note_block(const Block& b) {
   BlockNotes notes;
   notes.columns.resize(b.values.size());
   notes.root_columns.resize(b.values.size(), 0);
+  notes.cut.resize(b.values.size(), false);
+  for (ValueId v = 0; v < static_cast<ValueId>(b.values.size()); ++v)
+    if (whole_of(b, v) != v) notes.cut[index(whole_of(b, v))] = true;
   const auto is_split = [](const BlockNode& n) {
     const OpCall* c = std::get_if<OpCall>(&n.call);
     return c ? std::get_if<op::Split>(&c->op) : nullptr;
@@ -100,7 +104,7 @@ void Walk::note_block(const Block& b) {
   std::map<ValueId, std::size_t> router_with;  // by the experts it chose
   std::size_t routers = 0;
   bool exchanges = false;
-  const auto routed = [&](const BlockNode& n, bool learn) -> RoutedCall {
+  const auto which_router = [&](const BlockNode& n, bool learn) -> RoutedCall {
     if (const CommCall* comm = std::get_if<CommCall>(&n.call)) {
       const bool rows = comm->collective == Collective::dispatch || comm->collective == Collective::combine ||
                         comm->group == Group::expert_tensor;
@@ -127,6 +131,13 @@ void Walk::note_block(const Block& b) {
       return {router_of.at(n.weights.front()), true};
     }
     return {};
+  };
+  const auto routed = [&](const BlockNode& n, bool learn) {
+    RoutedCall out = which_router(n, learn);
+    out.piece = piece_of(b, n);
+    if (OpCall call; std::holds_alternative<OpCall>(n.call) && out.piece < 0)
+      call = std::get<OpCall>(n.call), out.by_piece = routed_rows(call.op) && std::any_of(n.reads.begin(), n.reads.end(), [&](ValueId v) { return piece_of(b, v) >= 0; });
+    return out;
   };
   for (const BlockNode& n : b.forward) {
     if (const op::Split* split = is_split(n))
@@ -173,6 +184,7 @@ void Walk::settle() {
 
 void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                 std::int32_t workspace, MicroBatchState& state) {
+  land(block_of(i.slot), &n);
   if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
   if (std::holds_alternative<OpCall>(n.call))
     compute(i, n, routed, place, workspace, state);
@@ -230,11 +242,13 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     }
     for (std::size_t n = 0; n < b.forward.size(); ++n)
       node(i, b.forward[n], notes.forward[n], place.forward, place.forward.workspace[n], state);
+    land(b, nullptr);
   } else if (i.phase == Phase::weight_backward) {
     tell("backward of weights");
     for (std::size_t n = 0; n < b.weight_backward.size(); ++n)
       node(i, b.weight_backward[n], notes.weight_backward[n], place.backward,
            place.backward.workspace[b.backward.size() + n], state);
+    land(b, nullptr);
     add_gradients(i, state);
   } else {
     tell("backward");
@@ -245,6 +259,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
                         value_view(i.slot, place.backward, g, {1}, state));
     for (std::size_t n = 0; n < b.backward.size(); ++n)
       node(i, b.backward[n], notes.backward[n], place.backward, place.backward.workspace[n], state);
+    land(b, nullptr);
     add_carried(i);
     if (b.weight_backward.empty()) add_gradients(i, state);
   }
@@ -258,14 +273,6 @@ void Walk::begin(MicroBatchState& state, const Batch& batch, float share, float 
   feed(state);
 }
 
-void Walk::forward_pass(const Instance& i, MicroBatchState& state) {
-  pass(i, state);
-  if (index(i.slot) + 1 == program_.slots.size() && ends_model())
-    backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
-                             block_of(i.slot).outputs.front(), {1}, state),
-                  outside_view(state, outside_.loss, DType::f32, 1));
-}
-
 void Walk::step(std::size_t at, MicroBatchState& state) {
   const Instance& i = program_.instances[at];
   switch (i.phase) {
@@ -277,20 +284,16 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
       gathered_[index(i.slot)] = -1;
       break;
     case Phase::forward:
-      forward_pass(i, state);
+      pass(i, state);
+      if (index(i.slot) + 1 == program_.slots.size() && ends_model())
+        backend_.copy(value_view(i.slot, arena_.lane(i.micro_batch).slots[index(i.slot)].forward,
+                                 block_of(i.slot).outputs.front(), {1}, state),
+                      outside_view(state, outside_.loss, DType::f32, 1));
       break;
     case Phase::backward:
     case Phase::weight_backward:
       pass(i, state);
       break;
-    case Phase::forward_backward: {  // priced side by side; one after the other here
-      Instance forward = i, backward = i;
-      forward.phase = Phase::forward, forward.slot = i.forward_slot, forward.micro_batch = i.forward_micro_batch;
-      backward.phase = Phase::backward;
-      forward_pass(forward, lanes_[index(i.forward_micro_batch)]);
-      pass(backward, state);
-      break;
-    }
     case Phase::reduce:
       tell("backward reduce");
       apart([&] { reduce_gradients(i, state); });

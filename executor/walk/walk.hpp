@@ -68,9 +68,10 @@ struct MicroBatchResult {
 [[nodiscard]] bool is_merge(const Block& block, const BlockNode& node);
 
 /// Held beside the arena by a rank of many: scratch for the largest exchange of rows and the largest gradient on its
-/// way, one at a time. `placed`: experts lie elsewhere than in their order, and rows are put in the order of their slots before they leave.
+/// way, one at a time. `areas`: 2 where experts lie elsewhere than in their order, and rows are put in the order of their slots before they leave; 4 where an exchange is in
+/// pieces, of which several are on their way.
 [[nodiscard]] Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place,
-                                  const HeldType& held, bool placed = false);
+                                  const HeldType& held, std::int64_t areas = 1);
 
 class Walk {
  public:
@@ -112,10 +113,13 @@ class Walk {
   struct RoutedCall {
     std::size_t ordinal = 0;  ///< which router of its block
     bool routed = false;
+    std::int32_t piece = -1;  ///< of an exchange in pieces; -1: all rows
+    bool by_piece = false;    ///< works on all pieces, one after the other
   };
   struct BlockNotes {
     std::vector<std::vector<std::int32_t>> columns;  ///< per value: columns in its root; empty for what is no view
     std::vector<std::int64_t> root_columns;
+    std::vector<bool> cut;  ///< per value: it comes in pieces of its rows
     std::vector<RoutedCall> forward, backward, weight_backward;  ///< per node
     std::map<const BlockNode*, std::vector<std::vector<std::int32_t>>>
         pieces;  ///< columns of a split's pieces, for its backward
@@ -156,7 +160,6 @@ class Walk {
   float run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share);
   void note_block(const Block& block);
   void begin(MicroBatchState& state, const Batch& batch, float share, float balance_share);
-  void forward_pass(const Instance& i, MicroBatchState& state);
   void step(std::size_t at, MicroBatchState& state);
   void pass(const Instance& i, MicroBatchState& state);
   void finish(MicroBatchState& state);
@@ -170,8 +173,11 @@ class Walk {
                    MicroBatchState& state);
   void learn_routes(const Instance& i, const CommCall& comm, std::size_t ordinal, const TensorView& to,
                     MicroBatchState& state);
-  void exchange_rows(const Instance& i, const BlockNode& n, std::size_t ordinal, const TensorView& from,
-                     const TensorView& to, MicroBatchState& state);
+  void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, TensorView from, TensorView to,
+                     MicroBatchState& state);
+  void land(const Block& block, const BlockNode* reader);
+  [[nodiscard]] static TensorView from_row(TensorView view, std::int64_t row);
+  [[nodiscard]] bool is_cut(std::int32_t slot, ValueId v) const;
   [[nodiscard]] std::vector<std::int32_t> of_part(std::vector<std::int32_t> ids) const;
   [[nodiscard]] TensorView own_share(TensorView feed, std::int64_t elements) const;
   void merge_loss(const Instance& i, const BlockNode& n, const PassPlacement& place, MicroBatchState& state);
@@ -268,6 +274,15 @@ class Walk {
   Backend::Memory memory_;
   Backend::Memory staging_;  ///< of exchanges and reductions
   Bytes staging_bytes_{};
+  /// Rows on their way, by the value that they will be.
+  struct InFlight {
+    const Instance* instance = nullptr;
+    const BlockNode* node = nullptr;
+    ValueId value = -1;
+    std::int32_t piece = -1;
+    Landing land;
+  };
+  std::vector<InFlight> in_flight_;
   std::vector<BlockNotes> notes_;
   std::vector<std::pair<Backend::Memory, std::int64_t>> longer_;  ///< of calls on longer runs: memory and its bytes
   std::size_t taken_ = 0;

@@ -1,4 +1,5 @@
-/// Virtual stages and passes side by side: the stages of a ring do what one rank does, and no two of them wait for each other.
+/// Virtual stages and passes side by side: the stages of a ring do what one rank does, and no two of them wait for each
+/// other.
 
 #include <gtest/gtest.h>
 
@@ -36,17 +37,45 @@ TEST_P(VirtualStages, DoWhatOneRankDoes) {
 constexpr auto interleaved = Schedule::interleaved, side_by_side = Schedule::expert_overlap;
 INSTANTIATE_TEST_SUITE_P(
     Rings, VirtualStages,
-    testing::Values(ParityCase{"two_stages", k3, false, {.pp = 2}, Recompute::none, 2, interleaved, 6, 4, 2},
-                    ParityCase{"two_stages_twice_the_batches", k3, true, {.pp = 2}, Recompute::full, 4, interleaved, 6, 4, 2},
-                    ParityCase{"two_stages_four_times", qwen, true, {.pp = 2}, Recompute::none, 4, interleaved, 6, 4, 4},
-                    ParityCase{"three_stages", qwen, false, {.pp = 3}, Recompute::selective, 6, interleaved, 6, 4, 2},
-                    ParityCase{"four_stages", k3, false, {.pp = 4}, Recompute::none, 8, interleaved, 6, 4, 2},
-                    ParityCase{"experts_and_pieces", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 4, interleaved, 6, 4, 2},
-                    ParityCase{"tensor_ranks", qwen, true, {.pp = 2, .tp = 2}, Recompute::none, 4, interleaved, 6, 4, 2},
-                    ParityCase{"side_by_side", qwen, true, {.pp = 2}, Recompute::none, 4, side_by_side, 6, 4, 1},
-                    ParityCase{"side_by_side_experts", k3, false, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::selective, 6, side_by_side, 6, 4, 1},
-                    ParityCase{"side_by_side_in_a_ring", k3, false, {.pp = 2, .ep = 2, .dp_shard = 2}, Recompute::full, 4, side_by_side, 6, 4, 2},
-                    ParityCase{"side_by_side_four_stages", qwen, true, {.pp = 4}, Recompute::none, 8, side_by_side, 6, 4, 2}),
+    testing::Values(
+        ParityCase{"two_stages", k3, false, {.pp = 2}, Recompute::none, 2, interleaved, 6, 4, 2},
+        ParityCase{"two_stages_twice_the_batches", k3, true, {.pp = 2}, Recompute::full, 4, interleaved, 6, 4, 2},
+        ParityCase{"two_stages_four_times", qwen, true, {.pp = 2}, Recompute::none, 4, interleaved, 6, 4, 4},
+        ParityCase{"three_stages", qwen, false, {.pp = 3}, Recompute::selective, 6, interleaved, 6, 4, 2},
+        ParityCase{"four_stages", k3, false, {.pp = 4}, Recompute::none, 8, interleaved, 6, 4, 2},
+        ParityCase{"experts_and_pieces",
+                   k3,
+                   false,
+                   {.pp = 2, .ep = 2, .dp_shard = 2},
+                   Recompute::full,
+                   4,
+                   interleaved,
+                   6,
+                   4,
+                   2},
+        ParityCase{"tensor_ranks", qwen, true, {.pp = 2, .tp = 2}, Recompute::none, 4, interleaved, 6, 4, 2},
+        ParityCase{"side_by_side", qwen, true, {.pp = 2}, Recompute::none, 4, side_by_side, 6, 4, 1},
+        ParityCase{"side_by_side_experts",
+                   k3,
+                   false,
+                   {.pp = 2, .ep = 2, .dp_replicate = 2},
+                   Recompute::selective,
+                   6,
+                   side_by_side,
+                   6,
+                   4,
+                   1},
+        ParityCase{"side_by_side_in_a_ring",
+                   k3,
+                   false,
+                   {.pp = 2, .ep = 2, .dp_shard = 2},
+                   Recompute::full,
+                   4,
+                   side_by_side,
+                   6,
+                   4,
+                   2},
+        ParityCase{"side_by_side_four_stages", qwen, true, {.pp = 4}, Recompute::none, 8, side_by_side, 6, 4, 2}),
     [](const auto& each) { return std::string(each.param.name); });
 
 /// A call of a stage: what it sends and takes, by peer.
@@ -77,7 +106,8 @@ std::vector<Call> calls_of(const Program& p, int stages) {
   return out;
 }
 
-/// Whether all calls end where a send ends when it is received: letters of a pair are taken in order, a call is over when all of it is.
+/// Whether all calls end where a send ends when it is received: letters of a pair are taken in order, a call is over
+/// when all of it is.
 bool all_end(const std::vector<std::vector<Call>>& calls) {
   struct At {
     std::size_t call = 0, taken = 0;
@@ -127,7 +157,12 @@ TEST(Messages, NeverWaitInARing) {
             const auto passes = [](const Program& of) {
               std::vector<std::tuple<Phase, std::int32_t, std::int32_t>> out;
               for (const Instance& i : of.instances)
-                if (i.phase != Phase::send_receive || i.sent.value > 0) out.emplace_back(i.phase, i.slot, i.micro_batch);
+                if (i.phase == Phase::forward_backward) {
+                  out.emplace_back(Phase::forward, i.forward_slot, i.forward_micro_batch);
+                  out.emplace_back(Phase::backward, i.slot, i.micro_batch);
+                } else if (i.phase != Phase::send_receive || i.sent.value > 0) {
+                  out.emplace_back(i.phase, i.slot, i.micro_batch);
+                }
               return out;
             };
             const auto planned = passes(program);
@@ -139,7 +174,8 @@ TEST(Messages, NeverWaitInARing) {
           }
           ++rings;
           stuck += all_end(as_lowered) ? 0 : 1;
-          EXPECT_TRUE(all_end(ordered)) << stages << " stages, " << chunks << " chunks, " << groups << " groups, " << name_of(schedule);
+          EXPECT_TRUE(all_end(ordered)) << stages << " stages, " << chunks << " chunks, " << groups << " groups, "
+                                        << name_of(schedule);
         }
   EXPECT_GT(rings, 50);
   EXPECT_GT(stuck, rings / 4) << "as lowered, stages would wait for each other";

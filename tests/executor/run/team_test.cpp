@@ -50,8 +50,8 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   p.workload.experts.shared_adapter = false;
   q.parallelism = {.ep = 3, .dp_shard = 3};
   says(q, 3, "plan.parallelism.ep", "3 does not divide the 8 expert slots");
-  q = good, q.experts.chunks = 2;
-  says(q, 4, "plan.experts.chunks", "in pieces");
+  q = good, q.experts.chunks = 2, q.parallelism.etp = 2;
+  says(q, 4, "plan.experts.chunks", "in pieces beside");
   q = good, q.experts.replicas = 2;
   says(q, 4, "plan.experts.replicas", "2");
   q = good, q.offload = Offload::optimizer;

@@ -1,0 +1,23 @@
+#pragma once
+/// Exchanges in pieces (`Plan::experts.chunks`): which piece of the routed rows a call works on. The executor keeps all
+/// pieces of a value in the memory of the whole, one behind the other at the rows that really came; the rows that each
+/// expert has from each rank are cut evenly.
+
+#include "sim/program/block.hpp"
+
+namespace moeplan {
+
+/// The value of which `v` is a piece, or itself.
+[[nodiscard]] inline ValueId whole_of(const Block& block, ValueId v) {
+  return block.whole.empty() ? v : block.whole[static_cast<std::size_t>(v)];
+}
+
+/// Which piece a value is; -1: none.
+[[nodiscard]] std::int32_t piece_of(const Block& block, ValueId v);
+/// On which piece a call works; -1: on none, or on all of them.
+[[nodiscard]] std::int32_t piece_of(const Block& block, const BlockNode& node);
+
+/// The rows of an operator on routed rows; null for others.
+[[nodiscard]] std::int64_t* routed_rows(Op& op);
+
+}  // namespace moeplan
