@@ -207,6 +207,11 @@ void BlockSearch::decide_split(const Passed& split, Choice c, const Known& known
 
 void BlockSearch::decide_one(const Choice& c, const Known& known, Incumbents& best) {
   if (!closed_form(c)) { walk(c, best); return; }
+  if (grid_.wide && known.fits && c.schedule != Schedule::one_forward_one_backward) {
+    const std::int64_t bytes = scorer_.warm_peak(c);
+    if (bytes > have_) { ++out_.peaks; return; }
+    if (hopeless(known, best, scorer_.floor(c), bytes) || hopeless(known, best, scorer_.close_floor(c), bytes)) { ++out_.dominated; return; }
+  }
   const PeakBytes memory = scorer_.memory(c);
   if (memory.p95 > have_) { ++out_.peaks; out_.nearest_peak.take(memory.p95, index_, c); return; }
   if (!host_takes(memory.host)) return;

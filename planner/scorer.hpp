@@ -59,6 +59,8 @@ class GroupScorer {
   [[nodiscard]] Four step(const Choice& c);
   /// Same with the micro-batches of a plan as it is given.
   [[nodiscard]] Four step(const Choice& c, const Plan& given);
+  /// The same of a schedule other than 1F1B, closer: when the first backward pass begins. Lowers the layer kinds.
+  [[nodiscard]] std::int64_t warm_peak(const Choice& c);
   /// Never more than `step`: the longest path that stays with one stage.
   [[nodiscard]] Four floor(const Choice& c);
   /// Nor is this, which is no less than `floor` but has to lower more.
@@ -94,6 +96,7 @@ class GroupScorer {
     std::vector<std::int64_t> least;                          ///< per stage, beyond its states
     bool no_least = false;                                    ///< the load's 95th percentile may keep less than the balanced load
     std::optional<Four> floor;                                ///< of passes side by side, nothing gathered, no optimizer
+    std::vector<std::int64_t> warm;                           ///< per stage, beyond its states
     std::array<std::vector<StageTurns>, 4> played;            ///< per stage, by treatment of gathered weights
     std::vector<std::pair<unsigned, Transients>> transients;  ///< by case, the few that are asked for
   };
@@ -130,7 +133,10 @@ class GroupScorer {
   void add_gathers(Load& load, std::size_t kind, std::int64_t slots) const;
   [[nodiscard]] Transients turn_transients(const Choice& c);
   [[nodiscard]] Four turn_step(const Choice& c);
-  [[nodiscard]] Four beside(const std::vector<std::size_t>& kinds);
+  [[nodiscard]] Four beside(std::span<const std::size_t> forward, std::span<const std::size_t> backward);
+  [[nodiscard]] Four overlapped(std::size_t stages, std::size_t stage);
+  [[nodiscard]] std::vector<std::int64_t> warm_peaks(std::size_t stages, Schedule schedule);
+  [[nodiscard]] std::int64_t passes_in_flight(std::size_t stages, Schedule schedule, std::int64_t stage) const;
   [[nodiscard]] std::vector<std::int64_t> least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const;
   [[nodiscard]] std::int64_t stage_states(const Choice& c, std::size_t stage) const;
   [[nodiscard]] std::int64_t with_reserve(const Choice& c, std::int64_t allocated) const;
@@ -172,6 +178,7 @@ class GroupScorer {
   std::deque<KnownPair> pairs_;   ///< kind x kind
   PairOf pair_of_;
   std::map<std::tuple<Schedule, int, int, std::int64_t>, std::vector<std::vector<Turn>>> turns_;   ///< by order, stages, virtual stages, micro-batches
+  std::map<std::tuple<int, int, std::int64_t>, std::vector<OverlapCounts>> overlaps_;              ///< of expert overlap, by stages, virtual stages, micro-batches: per stage
 };
 
 }  // namespace moeplan

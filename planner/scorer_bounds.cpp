@@ -10,6 +10,11 @@ namespace {
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+/// Of a stage's first `flying` forward passes those of chunk `c`, of `v` over `p` stages.
+std::int64_t passes_of_chunk(std::int64_t flying, std::int64_t p, std::int64_t v, std::int64_t c) {
+  return v == 1 ? flying : flying / (p * v) * p + std::clamp<std::int64_t>(flying % (p * v) - c * p, 0, p);
+}
+
 }  // namespace
 
 /// What a micro-batch takes: compute, and on the second lane gathers and reductions beside it or, without a gather ahead, before it.
@@ -98,22 +103,28 @@ std::optional<std::int64_t> GroupScorer::least(const Choice& c) {
   return with_reserve(c, most);
 }
 
+/// Forward passes of a chunk before the first backward pass begins.
+std::int64_t GroupScorer::passes_in_flight(std::size_t stages, Schedule schedule, std::int64_t stage) const {
+  const std::int64_t p = table_.stages[stages].pp, v = table_.stages[stages].virtual_stages;
+  const bool cut = schedule == Schedule::interleaved || schedule == Schedule::expert_overlap;
+  return std::min(micro_batches_[stages] * v, cut ? 2 * (p - 1 - stage) + (v - 1) * p + 1 : p - stage);
+}
+
 /// All micro-batches in flight at the balanced load, but for the slot that turns round. Nothing where the 95th percentile of the load may
 /// keep less.
 std::vector<std::int64_t> GroupScorer::least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const {
   const ShardStages& s = table_.stages[stages];
-  const std::int64_t p = s.pp, v = s.virtual_stages, all = micro_batches_[stages] * v;
+  const std::int64_t p = s.pp, v = s.virtual_stages;
+  const bool cut = schedule == Schedule::interleaved || schedule == Schedule::expert_overlap;
   std::vector<std::int64_t> out;
   for (std::int64_t i = 0; i < p; ++i) {
     const SplitStage& stage = s.split.stages[at(i)];
-    // Passes of a chunk between their forward and their backward pass when the first of those begins.
-    const bool cut = schedule == Schedule::interleaved || schedule == Schedule::expert_overlap;
-    const std::int64_t flying = std::min(all, cut ? 2 * (p - 1 - i) + (v - 1) * p + 1 : p - i);
+    const std::int64_t flying = passes_in_flight(stages, schedule, i);
     std::int64_t sum = 0, largest = 0;
     for (std::int64_t c = 0; c < v; ++c) {
       const SplitChunk& chunk = stage.chunks[at(c)];
       if (block_.experts.capacity_factor && shared_.load.stage(block_, chunk.first_layer, chunk.end_layer).p95.saved < 1) return {};   // a capacity may keep less than the balanced load
-      const std::int64_t passes = v == 1 ? flying : flying / (p * v) * p + std::clamp<std::int64_t>(flying % (p * v) - c * p, 0, p);
+      const std::int64_t passes = passes_of_chunk(flying, p, v, c);
       for (std::size_t k = chunk.first; k < chunk.end; ++k) {
         sum += passes * kept[stage.kinds[k]];
         largest = std::max(largest, kept[stage.kinds[k]]);
@@ -167,38 +178,88 @@ Four GroupScorer::floor(const Choice& c) {
   return floor * (1 - 1e-12) + optimizer + Four::of(shared_.problem.runtime.step_overhead.value);
 }
 
-/// The same with what passes side by side take together, which has to be lowered, where a stage is one chunk.
+/// The same with what passes side by side take together, which has to be lowered.
 Four GroupScorer::close_floor(const Choice& c) {
   const ShardStages& s = table_.stages[c.stages];
   const Four far = floor(c);
-  if (c.schedule != Schedule::expert_overlap || s.virtual_stages > 1) return far;
-  const std::int64_t m = micro_batches_[c.stages];
+  if (c.schedule != Schedule::expert_overlap) return far;
   std::optional<Four>& known = order(c.stages, c.schedule).floor;
   if (!known) {
     known.emplace();
     Four before{};
     const std::vector<Load>& loads = stage_[c.stages].loads;
     for (std::size_t i = 0; i < loads.size(); ++i) {
-      const std::int64_t alone = std::min(m, 2 * (s.pp - 1 - static_cast<std::int64_t>(i)) + 1);
-      *known = max(*known, before + loads[i].full * static_cast<double>(alone) + beside(s.split.stages[i].kinds) * static_cast<double>(m - alone));
+      *known = max(*known, before + overlapped(c.stages, i));
       before += loads[i].forth + loads[i].back + stage_[c.stages].exchange * 2;
     }
   }
-  return max(far, *known * (1 - 1e-12) + Four::of(shared_.problem.runtime.step_overhead.value));
+  const Four optimizer = s.optimizer.empty() ? Four{} : s.optimizer[c.dense * s.expert.size() + c.expert];
+  return max(far, *known * (1 - 1e-12) + optimizer + Four::of(shared_.problem.runtime.step_overhead.value));
 }
 
-/// A chunk forward beside itself backward: its k-th slot beside the k-th from behind that has a backward pass.
-Four GroupScorer::beside(const std::vector<std::size_t>& kinds) {
+/// What a stage's turns take together under expert overlap.
+Four GroupScorer::overlapped(std::size_t stages, std::size_t stage) {
+  const ShardStages& s = table_.stages[stages];
+  std::vector<OverlapCounts>& counted = overlaps_[{s.pp, s.virtual_stages, micro_batches_[stages]}];
+  for (int i = static_cast<int>(counted.size()); i < s.pp; ++i) counted.push_back(overlap_counts(s.pp, s.virtual_stages, micro_batches_[stages], i));
+  const OverlapCounts& n = counted[stage];
+  const SplitStage& of = s.split.stages[stage];
+  const auto kinds = [&](std::size_t chunk) { return std::span(of.kinds).subspan(of.chunks[chunk].first, of.chunks[chunk].end - of.chunks[chunk].first); };
   Four sum{};
-  std::size_t f = 0, b = kinds.size();
-  while (f < kinds.size() || b > 0) {
-    if (b > 0 && !kinds_[kinds[b - 1]].has_backward) { --b; continue; }
-    const bool goes = f < kinds.size(), comes = b > 0;
-    sum += goes && comes ? pair(kinds[f], kinds[b - 1], PairPart::seconds).seconds : goes ? kinds_[kinds[f]].forward : kinds_[kinds[b - 1]].backward;
+  for (std::size_t f = 0; f < of.chunks.size(); ++f) {
+    if (n.forward[f] > 0) sum += beside(kinds(f), {}) * static_cast<double>(n.forward[f]);
+    if (n.backward[f] > 0) sum += beside({}, kinds(f)) * static_cast<double>(n.backward[f]);
+    for (std::size_t b = 0; b < of.chunks.size(); ++b)
+      if (const std::int64_t times = n.both[f * of.chunks.size() + b]; times > 0) sum += beside(kinds(f), kinds(b)) * static_cast<double>(times);
+  }
+  return sum;
+}
+
+/// A chunk forward beside one backward: its k-th slot beside the k-th from behind that has a backward pass.
+Four GroupScorer::beside(std::span<const std::size_t> forward, std::span<const std::size_t> backward) {
+  Four sum{};
+  std::size_t f = 0, b = backward.size();
+  while (f < forward.size() || b > 0) {
+    if (b > 0 && !kinds_[backward[b - 1]].has_backward) { --b; continue; }
+    const bool goes = f < forward.size(), comes = b > 0;
+    sum += goes && comes ? pair(forward[f], backward[b - 1], PairPart::seconds).seconds : goes ? kinds_[forward[f]].forward : kinds_[backward[b - 1]].backward;
     f += goes ? 1 : 0;
     b -= comes ? 1 : 0;
   }
   return sum;
+}
+
+std::int64_t GroupScorer::warm_peak(const Choice& c) {
+  std::vector<std::int64_t>& known = order(c.stages, c.schedule).warm;
+  if (known.empty()) known = warm_peaks(c.stages, c.schedule);
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < known.size(); ++i) most = std::max(most, stage_states(c, i) + known[i]);
+  return with_reserve(c, most);
+}
+
+/// What the passes in flight keep but for the last slot of the last of them, and that slot's own peak; copies of gathered weights are left out.
+std::vector<std::int64_t> GroupScorer::warm_peaks(std::size_t stages, Schedule schedule) {
+  prepare_turns(stages);
+  const StageTable& t = stage_[stages];
+  const std::int64_t p = table_.stages[stages].pp, v = table_.stages[stages].virtual_stages;
+  std::vector<std::int64_t> out;
+  for (std::int64_t i = 0; i < p; ++i) {
+    const std::vector<TurnSlot>& slots = t.slots[at(i)];
+    const std::vector<TurnChunk>& chunks = t.chunks[at(i)];
+    const std::int64_t flying = passes_in_flight(stages, schedule, i), last = v == 1 ? 0 : (flying - 1) % (p * v) / p;
+    std::int64_t sum = 0;
+    for (std::int64_t c = 0; c < v; ++c) {
+      std::int64_t kept = chunks[at(c)].carried;
+      for (std::int32_t k = chunks[at(c)].first; k < chunks[at(c)].end; ++k) kept += slots[at(k)].kept[1];
+      sum += passes_of_chunk(flying, p, v, c) * kept;
+    }
+    const TurnSlot& turns = slots[at(chunks[at(last)].end - 1)];
+    std::int64_t most = sum - turns.kept[1] + kinds_[turns.kind].forward95;
+    const TurnSlot& first_back = slots[at(chunks.back().end - 1)];
+    if (schedule == Schedule::interleaved && kinds_[first_back.kind].has_backward) most = std::max(most, sum - first_back.kept[1] + kinds_[first_back.kind].backward95);
+    out.push_back(most);
+  }
+  return out;
 }
 
 }  // namespace moeplan

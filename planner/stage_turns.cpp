@@ -211,6 +211,30 @@ TwoLoads StageTurns::peak(std::span<const Turn> turns) {
   return most;
 }
 
+OverlapCounts overlap_counts(int p, int v, std::int64_t m, int stage) {
+  OverlapCounts out{std::vector<std::int64_t>(at(v), 0), std::vector<std::int64_t>(at(v), 0), std::vector<std::int64_t>(at(static_cast<std::int64_t>(v) * v), 0)};
+  const std::int64_t all = m * v, warm = std::min(all, std::int64_t{2} * (p - 1 - stage) + std::int64_t{v - 1} * p + 1);
+  const std::int64_t run = v == 1 ? all : p;   // passes of one chunk in a row
+  const auto chunk = [&](std::int64_t k) { return k / run % v; };
+  const auto left = [&](std::int64_t k) { return run - k % run; };
+  for (std::int64_t k = 0; k < warm;) {
+    const std::int64_t n = std::min(left(k), warm - k);
+    out.forward[at(chunk(k))] += n;
+    k += n;
+  }
+  for (std::int64_t k = warm; k < all;) {
+    const std::int64_t n = std::min({left(k), left(k - warm), all - k});
+    out.both[at(chunk(k) * v + v - 1 - chunk(k - warm))] += n;
+    k += n;
+  }
+  for (std::int64_t k = all - warm; k < all;) {
+    const std::int64_t n = std::min(left(k), all - k);
+    out.backward[at(v - 1 - chunk(k))] += n;
+    k += n;
+  }
+  return out;
+}
+
 Four play_turns(std::span<const std::vector<Turn>> orders, int chunks, std::int64_t micro_batches, const Four& exchange, std::span<StageTurns> stages) {
   const std::size_t p = orders.size(), m = at(micro_batches), all = p * at(chunks);
   // When a pass of a virtual stage has ended, message included; below 0: not yet.

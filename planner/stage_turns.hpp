@@ -104,6 +104,14 @@ class StageTurns {
   std::vector<Held> held_;
 };
 
+/// How often a stage takes each pass under expert overlap: alone by chunk, side by side by (forward chunk, backward chunk).
+struct OverlapCounts {
+  std::vector<std::int64_t> forward, backward, both;
+  bool operator==(const OverlapCounts&) const = default;
+};
+/// As `turns` lists them, counted in runs of equal turns.
+[[nodiscard]] OverlapCounts overlap_counts(int stages, int virtual_stages, std::int64_t micro_batches, int stage);
+
 /// Step time without the optimizer. `orders`: each stage's turns; `exchange`: of one message. As `turns_seconds`, in four lanes.
 [[nodiscard]] Four play_turns(std::span<const std::vector<Turn>> orders, int chunks, std::int64_t micro_batches, const Four& exchange, std::span<StageTurns> stages);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "core/error.hpp"
@@ -14,17 +15,18 @@ namespace {
 /// items / packs of them.
 std::vector<std::size_t> packed(const std::vector<double>& weight, std::size_t packs) {
   const std::size_t room = weight.size() / packs;
-  std::vector<std::size_t> order(weight.size()), pack(weight.size()), filled(packs, 0);
-  std::vector<double> sum(packs, 0.0);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return weight[a] > weight[b]; });
-  for (const std::size_t item : order) {
-    std::size_t best = packs;
-    for (std::size_t p = 0; p < packs; ++p)
-      if (filled[p] < room && (best == packs || sum[p] < sum[best])) best = p;
+  std::vector<std::size_t> pack(weight.size()), filled(packs, 0);
+  std::vector<std::pair<double, std::size_t>> order, open;   // items and packs with room, by (weight, index)
+  for (std::size_t i = 0; i < weight.size(); ++i) order.emplace_back(-weight[i], i);
+  std::sort(order.begin(), order.end());
+  for (std::size_t p = 0; p < packs; ++p) open.emplace_back(0.0, p);   // a heap, the lightest first
+  for (const auto& [negative, item] : order) {
+    std::pop_heap(open.begin(), open.end(), std::greater());
+    auto& [sum, best] = open.back();
     pack[item] = best;
-    sum[best] += weight[item];
-    ++filled[best];
+    sum -= negative;
+    if (++filled[best] < room) std::push_heap(open.begin(), open.end(), std::greater());
+    else open.pop_back();
   }
   return pack;
 }
@@ -32,11 +34,15 @@ std::vector<std::size_t> packed(const std::vector<double>& weight, std::size_t p
 /// Replicas of each item so that they add up to `slots`, each extra one where load per replica is largest.
 std::vector<std::int64_t> replicated(const std::vector<double>& weight, std::size_t slots) {
   std::vector<std::int64_t> count(weight.size(), 1);
+  std::vector<std::pair<double, std::size_t>> most;   // a heap of (-load per replica, index)
+  for (std::size_t i = 0; i < weight.size(); ++i) most.emplace_back(-weight[i], i);
+  std::make_heap(most.begin(), most.end(), std::greater());
   for (std::size_t s = weight.size(); s < slots; ++s) {
-    std::size_t best = 0;
-    for (std::size_t i = 1; i < weight.size(); ++i)
-      if (weight[i] / static_cast<double>(count[i]) > weight[best] / static_cast<double>(count[best])) best = i;
+    std::pop_heap(most.begin(), most.end(), std::greater());
+    const std::size_t best = most.back().second;
     ++count[best];
+    most.back().first = -(weight[best] / static_cast<double>(count[best]));
+    std::push_heap(most.begin(), most.end(), std::greater());
   }
   return count;
 }

@@ -61,7 +61,7 @@ std::int64_t expect_equal_to_the_walk(const Problem& p, const SearchOptions& o) 
     if (first_rejection(p, plan) || plan.micro_batches < plan.parallelism.pp) return;
     const Forecast f = group.forecast(plan);
     const PeakBytes memory = scorer.memory(c);
-    const Four step = scorer.step(c), floor = scorer.floor(c);
+    const Four step = scorer.step(c), floor = scorer.floor(c), close = scorer.close_floor(c);
     ASSERT_EQ(memory.median, f.memory.peak().value) << to_json(plan).dump();
     ASSERT_EQ(memory.p95, f.memory_p95.peak().value) << to_json(plan).dump();
     ASSERT_EQ(memory.host, f.memory_p95.host.value) << to_json(plan).dump();
@@ -70,7 +70,16 @@ std::int64_t expect_equal_to_the_walk(const Problem& p, const SearchOptions& o) 
     }
     ASSERT_NEAR(step.median(), f.step.value, 1e-9 * f.step.value) << to_json(plan).dump();
     ASSERT_NEAR(step[Lane4::p95], f.step_p95.value, 1e-9 * f.step_p95.value) << to_json(plan).dump();
-    for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_LE(floor.v[lane], step.v[lane] * (1 + 1e-12));
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      ASSERT_LE(floor.v[lane], close.v[lane]);
+      ASSERT_LE(close.v[lane], step.v[lane] * (1 + 1e-12)) << to_json(plan).dump();
+    }
+    if (const auto least = scorer.least(c)) {
+      ASSERT_LE(*least, memory.p95) << to_json(plan).dump();
+    }
+    if (plan.schedule != Schedule::one_forward_one_backward && scorer.covers_schedules()) {
+      ASSERT_LE(scorer.warm_peak(c), memory.p95) << to_json(plan).dump();
+    }
     ASSERT_LE(step[Lane4::low], step.median());
     ASSERT_GE(step[Lane4::high], step.median());
     ++n;
@@ -180,6 +189,29 @@ void expect_what_brute_force_keeps(const Problem& p, SearchOptions options) {
     if (all.front()[i]) front.push_back(i);
   }
   EXPECT_EQ(answer.pareto, front);
+}
+
+// What is counted in runs of equal turns is what the schedule lists.
+TEST(ExpertOverlap, TurnsAreCountedAsTheyAreListed) {
+  for (const int p : {1, 2, 4, 6})
+    for (const int v : {1, 2, 3})
+      for (const std::int64_t rounds : {1, 2, 5}) {
+        Plan plan;
+        plan.parallelism.pp = p;
+        plan.virtual_stages = v;
+        plan.micro_batches = p * rounds;
+        plan.schedule = Schedule::expert_overlap;
+        for (int stage = 0; stage < p; ++stage) {
+          const auto n = static_cast<std::size_t>(v);
+          OverlapCounts listed{std::vector<std::int64_t>(n), std::vector<std::int64_t>(n), std::vector<std::int64_t>(n * n)};
+          for (const Turn& t : turns(plan, stage)) {
+            const auto chunk = static_cast<std::size_t>(t.chunk);
+            if (t.kind == Turn::Kind::both) ++listed.both[static_cast<std::size_t>(t.forward_chunk) * n + chunk];
+            else ++(t.kind == Turn::Kind::forward ? listed.forward : listed.backward)[chunk];
+          }
+          EXPECT_EQ(overlap_counts(p, v, plan.micro_batches, stage), listed) << p << ' ' << v << ' ' << rounds << ' ' << stage;
+        }
+      }
 }
 
 TEST(Search, DecidesEveryCandidateAndKeepsWhatBruteForceKeeps) { expect_what_brute_force_keeps(problem("qwen3-30b-a3b", 16), {}); }
