@@ -44,23 +44,24 @@ typedef double Lanes __attribute__((vector_size(32), aligned(8), may_alias));
 /// One number of a pipeline that goes on for ever: backward passes, after this stage's forward pass of the number and the next stage's
 /// backward pass; then the forward passes of the next number, after this backward pass and the earlier stage's forward pass of this number.
 /// With g the end of a forward pass and the time of the backward pass behind it, b[s] = max(g[s], b[s + 1] + x + B) and
-/// g[s] = max(b[s] + F + B, g[s - 1] - B' + x + F + B). Half of a warm evaluation is this loop.
+/// g[s] = max(b[s] + F + B, g[s - 1] - B' + x + F + B). Both are held with the way home added, H[s] = sum of x + B' over the stages before:
+/// then a backward pass is a running maximum, and stages follow each other by one instruction. Half of a warm evaluation is this loop.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 [[gnu::target_clones("avx2", "default"), gnu::optimize("finite-math-only", "no-signed-zeros")]]   // a maximum is one instruction
 #endif
 void number(const StageMoves* moves, Four* ends, Four* back, std::int64_t n) {
-  static_assert(sizeof(StageMoves) == 3 * sizeof(Lanes) && sizeof(Four) == sizeof(Lanes));
-  const Lanes* const move = reinterpret_cast<const Lanes*>(moves);   // come back, turn, follow
+  static_assert(sizeof(StageMoves) == 2 * sizeof(Lanes) && sizeof(Four) == sizeof(Lanes));
+  const Lanes* const move = reinterpret_cast<const Lanes*>(moves);   // turn, follow
   Lanes *const g = reinterpret_cast<Lanes*>(ends), *const b = reinterpret_cast<Lanes*>(back);   // `auto` would lose their alignment
   Lanes behind = g[n - 1];
   for (std::int64_t s = n - 1; s > 0; --s) {
     b[s] = behind;
-    const Lanes before = g[s - 1], turned = behind + move[3 * s + 1], follows = before + move[3 * s + 2], returned = behind + move[3 * s - 3];
+    const Lanes before = g[s - 1], turned = behind + move[2 * s], follows = before + move[2 * s + 1];
     g[s] = turned > follows ? turned : follows;
-    behind = before > returned ? before : returned;
+    behind = before > behind ? before : behind;
   }
   b[0] = behind;
-  g[0] = behind + move[1];
+  g[0] = behind + move[0];
 }
 
 }  // namespace
@@ -73,11 +74,15 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
   room.forward.resize(stages.size());
   room.ends.resize(stages.size());
   room.moves.resize(stages.size());
+  room.home.resize(stages.size());
   warm_up(stages, exchange, room.forward);
+  Four home{};
   for (std::size_t s = 0; s < stages.size(); ++s) {
-    const Four turn = stages[s].forward + stages[s].backward;
-    room.moves[s] = {exchange + stages[s].backward, turn, s > 0 ? exchange + turn - stages[s - 1].backward : turn};
-    room.forward[s] += stages[s].backward;
+    const Four turn = stages[s].forward + stages[s].backward, returns = exchange + stages[s].backward;
+    room.moves[s] = {turn, s > 0 ? exchange + exchange + turn : turn};   // - B' + x + F + B and x + B' of the way home
+    room.forward[s] += stages[s].backward + home;
+    room.home[s] = home;
+    home += returns;
   }
   room.mark = room.forward;
   // Numbers until the pipeline repeats itself; what backward passes did since the mark is kept.
@@ -93,7 +98,8 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
     Four* const back = &room.rows[at(row * p)];
     number(room.moves.data(), room.forward.data(), back, p);
     if (a >= m - p) room.ends[at(a - (m - p))] = back[a - (m - p)];
-    if (a + 1 == m || (row < kLongestPeriod && moved_alike(room.forward, room.mark))) break;
+    if (a + 1 == m) break;
+    if (row < kLongestPeriod && moved_alike(room.forward, room.mark)) break;
   }
   const std::int64_t period = a + 1 - marked;
   const Four moved = room.forward.front() - room.mark.front();
@@ -104,7 +110,7 @@ Four pipeline_step(const std::vector<StageSeconds>& stages, const Four& exchange
     const std::int64_t since = m - p + k - marked;
     if (m - p + k > a) room.ends[at(k)] = room.rows[at(since % period * p + k)] + moved * static_cast<double>(since / period);
     slowest = max(slowest, stages[at(k)].backward_again);
-    end = max(end, room.ends[at(k)] + back + slowest * static_cast<double>(p - 1 - k));
+    end = max(end, room.ends[at(k)] - room.home[at(k)] + back + slowest * static_cast<double>(p - 1 - k));
     back += exchange + stages[at(k)].backward_again;
   }
   return end;

@@ -20,16 +20,16 @@ struct StageSeconds {
   Four forward, backward, forward_again, backward_again;
 };
 
-/// From one pass of the steady state to the next: what a stage's backward pass adds to that of the stage behind, what its next forward
-/// pass and the backward pass behind that add to it, and to what the stage before has done.
+/// From one number of the steady state to the next: what a stage's passes of both directions add to its own backward pass, and to the forward
+/// pass of the stage before.
 struct StageMoves {
-  Four come_back, turn, follow;
+  Four turn, follow;
 };
 
 /// Reusable room for the play.
 struct PipelineRoom {
   std::vector<StageMoves> moves;
-  std::vector<Four> forward, mark, rows, ends;
+  std::vector<Four> forward, mark, rows, ends, home;
 };
 
 /// Step time without the optimizer. `stages` in order, `exchange` between neighbours, `micro_batches` >= stages.

@@ -272,24 +272,27 @@ Four GroupScorer::step(const Choice& c) {
   }
   set_slots(c);
   for (std::size_t i = 0; i < classes_.size(); ++i) {
-    const std::vector<SlotRun>& runs = s.split.classes[i];
     const bool last = i == s.split.stages.back().runs;
     StageSeconds& t = classes_[i];
-    t.forward = pass(runs, i, false, {.prefetch = c.prefetch});
-    t.backward = pass(runs, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
-    t.forward_again = same ? t.forward : pass(runs, i, false, {.gathers = false, .prefetch = c.prefetch});
-    t.backward_again = same ? t.backward : pass(runs, i, true, {.prefetch = c.prefetch});
+    t.forward = pass(s.split, i, false, {.prefetch = c.prefetch});
+    t.backward = pass(s.split, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
+    t.forward_again = same ? t.forward : pass(s.split, i, false, {.gathers = false, .prefetch = c.prefetch});
+    t.backward_again = same ? t.backward : pass(s.split, i, true, {.prefetch = c.prefetch});
   }
   stages_.resize(s.split.stages.size());
   for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
   return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
 }
 
-Four GroupScorer::pass(const std::vector<SlotRun>& runs, std::size_t of_class, bool backward, PassOptions o) {
+Four GroupScorer::pass(const StageSplit& split, std::size_t of_class, bool backward, PassOptions o) {
   if (!o.gathers) o.first_is_there = false, o.prefetch = 0;
   for (const KnownPass& k : known_[of_class])
     if (k.backward == backward && k.gathers == o.gathers && k.first_is_there == o.first_is_there && k.prefetch == o.prefetch) return k.seconds;
-  const Four seconds = backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
+  const std::vector<SlotPlace>& places = split.places[of_class];
+  const std::vector<SlotRun>& runs = split.classes[of_class];
+  std::optional<Four> sum;
+  if (runs.size() > 3) sum = backward ? backward_seconds(places, slots_, o) : forward_seconds(places, slots_, o);
+  const Four seconds = sum ? *sum : backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
   known_[of_class].push_back({backward, o.gathers, o.first_is_there, o.prefetch, seconds});
   return seconds;
 }

@@ -142,7 +142,7 @@ class GroupScorer {
   [[nodiscard]] std::int64_t with_reserve(const Choice& c, std::int64_t allocated) const;
   [[nodiscard]] Four after_passes(const Choice& c);
   void set_slots(const Choice& c);
-  [[nodiscard]] Four pass(const std::vector<SlotRun>& runs, std::size_t of_class, bool backward, PassOptions options);
+  [[nodiscard]] Four pass(const StageSplit& split, std::size_t of_class, bool backward, PassOptions options);
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;

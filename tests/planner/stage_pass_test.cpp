@@ -75,6 +75,29 @@ TEST(StagePass, EqualsTheWalkOverItsSlots) {
   }
 }
 
+TEST(StagePass, IsASumOverPlacesWhereAllSlotsGatherOrNoneDoes) {
+  Dice dice;
+  int sums = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<SlotSeconds> kinds(static_cast<std::size_t>(dice.whole(1, 4)));
+    const double most = dice.whole(0, 1) == 0 ? 0 : 2;
+    for (SlotSeconds& k : kinds) k = {dice.four(4), dice.four(4) + Four::of(1), dice.four(5), dice.four(most)};
+    if (dice.whole(0, 3) == 0) kinds.front().gather = {};
+    if (dice.whole(0, 1) == 0) kinds.front().backward = {};   // a frozen embedding
+    std::vector<SlotRun> runs(static_cast<std::size_t>(dice.whole(1, 9)));
+    for (SlotRun& r : runs) r = {static_cast<std::int32_t>(dice.whole(kinds.size() > 1 && &r != &runs.front() ? 1 : 0, static_cast<std::int64_t>(kinds.size()) - 1)), static_cast<std::int32_t>(dice.whole(1, 6))};
+    const PassOptions options{.gathers = dice.whole(0, 2) > 0, .first_is_there = dice.whole(0, 1) == 0, .prefetch = dice.whole(0, 2)};
+    for (const bool backward : {false, true}) {
+      const auto sum = backward ? backward_seconds(places(runs), kinds, options) : forward_seconds(places(runs), kinds, options);
+      if (!sum) continue;
+      ++sums;
+      const Four walked = backward ? backward_seconds(runs, kinds, options) : forward_seconds(runs, kinds, options);
+      for (std::size_t lane = 0; lane < 4; ++lane) ASSERT_NEAR(sum->v[lane], walked.v[lane], 1e-9) << round;
+    }
+  }
+  EXPECT_GT(sums, 1500);
+}
+
 TEST(PipelineStep, EqualsThePlayOfEveryPass) {
   Dice dice;
   PipelineRoom room;
