@@ -11,6 +11,9 @@
 namespace moeplan {
 namespace {
 
+/// Runs of a stage up to which they are taken one after another.
+constexpr std::size_t kFewRuns = 3;
+
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::int64_t sum(const std::array<Bytes, kMemoryCategories>& parts) {
@@ -36,6 +39,9 @@ GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, co
     : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()), optimizer_(shared_) {
   const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
   for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
+  for (std::size_t k = 0; k < table.weight_of.size(); ++k)
+    if (table.weight_of[k] == example_.size()) example_.push_back(k);
+  weights_.resize(example_.size());
   counts_.assign(shared_.example.size(), 0);
   for (const std::size_t kind : shared_.kind_of) ++counts_[kind];
 }
@@ -58,6 +64,7 @@ void GroupScorer::hold() {
     priced_.push_back(&k);
   }
   slots_.resize(kinds_.size());
+  slots_current_ = false;
   kept_.clear();
   for (const PricedKind* k : priced_) kept_.push_back(sum(k->kept));
   const std::lock_guard lock(shared_.mutex);
@@ -122,6 +129,10 @@ void GroupScorer::prepare_times(std::size_t stages) {
   t.timed = true;
   price_times();
   const ShardStages& s = table_.stages[stages];
+  for (const std::vector<SlotRun>& runs : s.split.classes) {
+    t.sums.emplace_back();
+    if (s.virtual_stages == 1 && runs.size() > kFewRuns) t.sums.back().emplace(runs, slots_, table_.weight_of);
+  }
   std::int64_t crossing = 0;
   for (std::size_t i = 1; i < s.split.stages.size(); ++i) crossing = std::max(crossing, kinds_[s.split.stages[i].kinds.front()].entering);
   Parallelism par = block_.parallelism;
@@ -200,8 +211,8 @@ std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const
   return dense.stage_states[stage] + expert.stage_states[stage] + optimizer_window(streamed).value;
 }
 
-/// What is allocated, with the runtime's context and communicators and the allocator's reserve.
-std::int64_t GroupScorer::with_reserve(const Choice& c, std::int64_t allocated) const {
+/// The runtime's context and communicators.
+std::int64_t GroupScorer::runtime_bytes(const Choice& c) const {
   const ShardStages& s = table_.stages[c.stages];
   const Runtime& runtime = shared_.problem.runtime;
   const Parallelism& p = block_.parallelism;
@@ -209,8 +220,16 @@ std::int64_t GroupScorer::with_reserve(const Choice& c, std::int64_t allocated) 
   const std::int64_t world = static_cast<std::int64_t>(s.pp) * s.stage_ranks;
   std::int64_t communicators = world > 1 ? 1 : 0;
   for (const int degree : {s.pp, p.tp, p.cp, p.ep, p.etp, dp_replicate, dp_shard, s.expert[c.expert].shard}) communicators += degree > 1 && degree < world;
-  return allocated + runtime.context.value + runtime.communicator.value * communicators + std::llround(static_cast<double>(allocated) * runtime.allocator_overhead);
+  return runtime.context.value + runtime.communicator.value * communicators;
 }
+
+/// With the allocator's reserve.
+std::int64_t GroupScorer::reserved(std::int64_t allocated) const {
+  const double overhead = shared_.problem.runtime.allocator_overhead;
+  return overhead > 0 ? allocated + std::llround(static_cast<double>(allocated) * overhead) : allocated;
+}
+
+std::int64_t GroupScorer::with_reserve(const Choice& c, std::int64_t allocated) const { return reserved(allocated) + runtime_bytes(c); }
 
 std::int64_t GroupScorer::states(const Choice& c) const {
   std::int64_t most = 0;
@@ -231,7 +250,8 @@ PeakBytes GroupScorer::memory(const Choice& c) {
     out.median = std::max(out.median, states + t.median[i]);
     out.p95 = std::max(out.p95, states + t.p95[i]);
   }
-  return {with_reserve(c, out.states), with_reserve(c, out.median), with_reserve(c, out.p95), out.host};
+  const std::int64_t besides = runtime_bytes(c);
+  return {reserved(out.states) + besides, reserved(out.median) + besides, reserved(out.p95) + besides, out.host};
 }
 
 Four GroupScorer::after_passes(const Choice& c) {
@@ -270,48 +290,62 @@ Four GroupScorer::step(const Choice& c) {
     if (known_.size() < classes_.size()) known_.resize(classes_.size());
     for (std::size_t i = 0; i < classes_.size(); ++i) known_[i].clear();
   }
-  set_slots(c);
+  set_weights(c);
   for (std::size_t i = 0; i < classes_.size(); ++i) {
     const bool last = i == s.split.stages.back().runs;
     StageSeconds& t = classes_[i];
-    t.forward = pass(s.split, i, false, {.prefetch = c.prefetch});
-    t.backward = pass(s.split, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
-    t.forward_again = same ? t.forward : pass(s.split, i, false, {.gathers = false, .prefetch = c.prefetch});
-    t.backward_again = same ? t.backward : pass(s.split, i, true, {.prefetch = c.prefetch});
+    t.forward = pass(c.stages, i, false, {.prefetch = c.prefetch});
+    t.backward = pass(c.stages, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
+    t.forward_again = same ? t.forward : pass(c.stages, i, false, {.gathers = false, .prefetch = c.prefetch});
+    t.backward_again = same ? t.backward : pass(c.stages, i, true, {.prefetch = c.prefetch});
   }
   stages_.resize(s.split.stages.size());
   for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
   return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
 }
 
-Four GroupScorer::pass(const StageSplit& split, std::size_t of_class, bool backward, PassOptions o) {
+Four GroupScorer::pass(std::size_t stages, std::size_t of_class, bool backward, PassOptions o) {
   if (!o.gathers) o.first_is_there = false, o.prefetch = 0;
   for (const KnownPass& k : known_[of_class])
     if (k.backward == backward && k.gathers == o.gathers && k.first_is_there == o.first_is_there && k.prefetch == o.prefetch) return k.seconds;
-  const std::vector<SlotPlace>& places = split.places[of_class];
-  const std::vector<SlotRun>& runs = split.classes[of_class];
-  std::optional<Four> sum;
-  if (runs.size() > 3) sum = backward ? backward_seconds(places, slots_, o) : forward_seconds(places, slots_, o);
-  const Four seconds = sum ? *sum : backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
-  known_[of_class].push_back({backward, o.gathers, o.first_is_there, o.prefetch, seconds});
-  return seconds;
+  std::optional<Four> seconds;
+  if (const std::optional<PassSums>& sums = stage_[stages].sums[of_class]) seconds = backward ? sums->backward(weights_, o) : sums->forward(weights_, o);
+  if (!seconds) {
+    fill_slots();
+    const std::vector<SlotRun>& runs = table_.stages[stages].split.classes[of_class];
+    seconds = backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
+  }
+  known_[of_class].push_back({backward, o.gathers, o.first_is_there, o.prefetch, *seconds});
+  return *seconds;
 }
 
 /// The gathers and reductions of a layout beside the passes as they are timed.
-void GroupScorer::set_slots(const Choice& c) {
+void GroupScorer::set_weights(const Choice& c) {
   const ShardPrices &dense = *table_.stages[c.stages].dense[c.dense].prices, &expert = *table_.stages[c.stages].expert[c.expert].prices;
   if (slots_of_ == std::array{&dense, &expert}) return;
   slots_of_ = {&dense, &expert};
-  for (std::size_t k = 0; k < kinds_.size(); ++k) {
-    slots_[k].gather = dense.gather[k] + expert.gather[k];
-    slots_[k].reduce = dense.reduce[k] + expert.reduce[k];
+  slots_current_ = false;
+  const bool fetched = offloads_weights(block_.offload);
+  for (std::size_t w = 0; w < weights_.size(); ++w) {
+    const std::size_t k = example_[w];
+    weights_[w] = {dense.gather[k] + expert.gather[k], dense.reduce[k] + expert.reduce[k]};
+    const std::int64_t bytes = fetched ? dense.host_fetch[k] + expert.host_fetch[k] : 0;
+    if (bytes == 0) continue;
+    const Estimate e = shared_.links.price(CommCall{.collective = Collective::from_host, .group = Group::world, .payload = {bytes}}, {}, 1.0);
+    weights_[w].gather += Four{{e.median.value, e.median.value, e.low.value, e.high.value}};
   }
-  if (offloads_weights(block_.offload))
-    for (std::size_t k = 0; k < kinds_.size(); ++k)
-      if (const std::int64_t fetched = dense.host_fetch[k] + expert.host_fetch[k]; fetched > 0) {
-        const Estimate e = shared_.links.price(CommCall{.collective = Collective::from_host, .group = Group::world, .payload = {fetched}}, {}, 1.0);
-        slots_[k].gather += Four{{e.median.value, e.median.value, e.low.value, e.high.value}};
-      }
+}
+
+/// The same by kind.
+void GroupScorer::fill_slots() {
+  if (slots_current_) return;
+  slots_current_ = true;
+  for (std::size_t k = 0; k < slots_.size(); ++k) slots_[k].gather = weights_[table_.weight_of[k]].gather, slots_[k].reduce = weights_[table_.weight_of[k]].reduce;
+}
+
+void GroupScorer::set_slots(const Choice& c) {
+  set_weights(c);
+  fill_slots();
 }
 
 Four GroupScorer::step(const Choice& c, const Plan& given) {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <tuple>
 
+#include "planner/pass_sums.hpp"
 #include "planner/pipeline_step.hpp"
 #include "planner/shard_table.hpp"
 #include "planner/stage_turns.hpp"
@@ -107,6 +108,7 @@ class GroupScorer {
     std::array<std::unique_ptr<OrderTable>, 4> orders;        ///< by schedule, those asked for
     std::vector<std::vector<TurnSlot>> slots;                 ///< per stage, for other schedules than 1F1B
     std::vector<std::vector<TurnChunk>> chunks;
+    std::vector<std::optional<PassSums>> sums;                ///< per class, where its runs are many
     std::vector<Load> loads;                                  ///< per stage
     std::optional<std::array<std::size_t, 2>> loads_of;       ///< dense, expert: whose gathers they have
     bool ready = false, timed = false;
@@ -139,10 +141,14 @@ class GroupScorer {
   [[nodiscard]] std::int64_t passes_in_flight(std::size_t stages, Schedule schedule, std::int64_t stage) const;
   [[nodiscard]] std::vector<std::int64_t> least_kept(std::size_t stages, Schedule schedule, const std::vector<std::int64_t>& kept) const;
   [[nodiscard]] std::int64_t stage_states(const Choice& c, std::size_t stage) const;
+  [[nodiscard]] std::int64_t runtime_bytes(const Choice& c) const;
+  [[nodiscard]] std::int64_t reserved(std::int64_t allocated) const;
   [[nodiscard]] std::int64_t with_reserve(const Choice& c, std::int64_t allocated) const;
   [[nodiscard]] Four after_passes(const Choice& c);
+  void set_weights(const Choice& c);
+  void fill_slots();
   void set_slots(const Choice& c);
-  [[nodiscard]] Four pass(const StageSplit& split, std::size_t of_class, bool backward, PassOptions options);
+  [[nodiscard]] Four pass(std::size_t stages, std::size_t of_class, bool backward, PassOptions options);
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;
@@ -158,6 +164,9 @@ class GroupScorer {
   std::vector<StageTable> stage_;
   std::vector<std::int64_t> micro_batches_;
   std::vector<SlotSeconds> slots_;
+  std::vector<WeightSeconds> weights_;                       ///< by ShardTable::weight_of
+  std::vector<std::size_t> example_;                         ///< a kind of each
+  bool slots_current_ = false;                               ///< `slots_` have the gathers of `weights_`
   std::vector<StageSeconds> classes_, stages_;
   /// Passes of a class under the layout looked at last: how gathered weights are treated leaves most of them as they are.
   struct KnownPass {
@@ -167,7 +176,7 @@ class GroupScorer {
   };
   std::vector<std::vector<KnownPass>> known_;   ///< per class
   std::optional<std::array<std::size_t, 3>> known_of_;   ///< stages, dense, expert
-  std::array<const ShardPrices*, 2> slots_of_{}, whole_of_{};   ///< whose gathers `slots_` and `whole_` have
+  std::array<const ShardPrices*, 2> slots_of_{}, whole_of_{};   ///< whose gathers `weights_` and `whole_` have
   PipelineRoom room_;
   OptimizerPrices optimizer_;
   std::vector<TurnKind> turn_kinds_;

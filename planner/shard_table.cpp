@@ -1,6 +1,7 @@
 #include "planner/shard_table.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "planner/space.hpp"
 #include "sim/cost/groups.hpp"
@@ -159,6 +160,24 @@ void add_stages(ShardTable& out, const Evaluator::Shared& shared, const Plan& bl
   }
 }
 
+/// Numbers the distinct weights of the kinds.
+std::vector<std::size_t> distinct_weights(const ShardTable& table, std::size_t kinds) {
+  std::set<const ShardPrices*> priced;
+  for (const ShardStages& s : table.stages)
+    for (const std::vector<ShardEntry>* half : {&s.dense, &s.expert})
+      for (const ShardEntry& e : *half) priced.insert(e.prices.get());
+  const auto alike = [&](std::size_t a, std::size_t b) {
+    return std::all_of(priced.begin(), priced.end(), [&](const ShardPrices* p) { return p->gather[a].v == p->gather[b].v && p->reduce[a].v == p->reduce[b].v && p->host_fetch[a] == p->host_fetch[b]; });
+  };
+  std::vector<std::size_t> example, out;
+  for (std::size_t k = 0; k < kinds; ++k) {
+    const auto same = std::find_if(example.begin(), example.end(), [&](std::size_t e) { return alike(e, k); });
+    out.push_back(static_cast<std::size_t>(same - example.begin()));
+    if (same == example.end()) example.push_back(k);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<Four> OptimizerPrices::of(const ShardEntry& dense, const ShardEntry& expert) {
@@ -195,6 +214,7 @@ ShardTable shard_table(const Evaluator::Shared& shared, const Plan& block, const
     const auto given = splits.find(pp);
     add_stages(out, shared, block, list, given != splits.end() ? given->second : std::vector{VirtualSplit{1, layers_of(block, pp, layers)}}, parts);
   }
+  out.weight_of = distinct_weights(out, weights.size());
   return out;
 }
 

@@ -59,6 +59,7 @@ struct ShardStages {
 
 struct ShardTable {
   std::vector<ShardStages> stages;         ///< those of equal pp follow each other
+  std::vector<std::size_t> weight_of;      ///< per kind: kinds whose weights cost the same under every sharding of the table share a number
 };
 
 /// Optimizer seconds of a rank's trained elements, remembered.

@@ -33,9 +33,7 @@ StageSplit stage_split(const Evaluator::Shared& shared, std::vector<std::int64_t
     }
     const auto known = s + 1 == pp ? out.classes.end() : std::find(out.classes.begin(), out.classes.end(), runs);
     stage.runs = static_cast<std::size_t>(known - out.classes.begin());
-    if (known != out.classes.end()) continue;
-    out.places.push_back(places(runs));
-    out.classes.push_back(std::move(runs));
+    if (known == out.classes.end()) out.classes.push_back(std::move(runs));
   }
   out.stage_layers = std::move(stage_layers);
   return out;

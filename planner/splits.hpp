@@ -26,7 +26,6 @@ struct SplitStage {
 struct StageSplit {
   std::vector<std::int64_t> stage_layers;     ///< of each virtual stage, in model order
   std::vector<SplitStage> stages;
-  std::vector<std::vector<SlotPlace>> places; ///< of each class
   std::vector<std::vector<SlotRun>> classes;  ///< the last stage's class is its own: it keeps its last gathered copy
 };
 

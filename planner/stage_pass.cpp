@@ -72,49 +72,6 @@ Four pass(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, Pas
   return at.x + at.d;
 }
 
-bool no_more(const Four& a, const Four& b) {
-  return a.v[0] <= b.v[0] && a.v[1] <= b.v[1] && a.v[2] <= b.v[2] && a.v[3] <= b.v[3];
-}
-
-template <bool kBackward>
-std::optional<Four> over_places(std::span<const SlotPlace> places, std::span<const SlotSeconds> kinds, PassOptions options) {
-  if (options.prefetch > 1) return std::nullopt;
-  const auto of = [&](std::int32_t kind) -> const SlotSeconds& { return kinds[static_cast<std::size_t>(kind)]; };
-  const auto compute = [&](const SlotSeconds& k) -> const Four& { return kBackward ? k.backward : k.forward; };
-  const SlotSeconds *first = nullptr, *last = nullptr, *before_last = nullptr;
-  Four x{};
-  for (const SlotPlace& p : places) {
-    const SlotSeconds& k = of(p.kind);
-    const std::int32_t earlier = kBackward ? p.after : p.before, later = kBackward ? p.before : p.after;
-    if (earlier < 0) first = &k;
-    if (options.gathers && k.gather.v[0] <= 0) return std::nullopt;
-    if (later < 0) {   // the last slot of the pass
-      if (earlier < 0) return std::nullopt;
-      last = &k, before_last = &of(earlier);
-      continue;
-    }
-    const Four &c = compute(k), d = kBackward && earlier >= 0 ? of(earlier).reduce : Four{};
-    if (c.v[0] <= 0) return std::nullopt;
-    const auto times = static_cast<double>(p.count);
-    if (!options.gathers) {
-      if (!no_more(d, c)) return std::nullopt;
-      x += c * times;
-    } else if (options.prefetch == 0) {
-      x += (d + k.gather + c) * times;
-    } else {
-      x += max(c, d + of(later).gather) * times;
-    }
-  }
-  if (!last) return std::nullopt;
-  if (options.gathers && options.first_is_there && options.prefetch == 0) x = x - first->gather;
-  if (options.gathers && !options.first_is_there && options.prefetch > 0) x += first->gather;
-  Clock at{x, kBackward ? before_last->reduce : Four{}};
-  const Four &c = compute(*last), reduce = kBackward ? last->reduce : Four{};
-  if (options.gathers && options.prefetch == 0 && c.v[0] > 0) after(at, c, last->gather, reduce);
-  else idle_lane(at, c, reduce);
-  return at.x + at.d;
-}
-
 /// Gathers further ahead: slot by slot.
 template <bool kBackward>
 Four walk(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, PassOptions options) {
@@ -142,28 +99,6 @@ Four walk(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, Pas
 }
 
 }  // namespace
-
-std::vector<SlotPlace> places(std::span<const SlotRun> runs) {
-  std::vector<SlotPlace> out;
-  const auto add = [&](std::int32_t before, std::int32_t kind, std::int32_t after, std::int32_t count) {
-    if (count == 0) return;
-    const auto same = std::find_if(out.begin(), out.end(), [&](const SlotPlace& p) { return p.before == before && p.kind == kind && p.after == after; });
-    if (same != out.end()) same->count += count;
-    else out.push_back({before, kind, after, count});
-  };
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const auto& [kind, count] = runs[i];
-    const std::int32_t before = i > 0 ? runs[i - 1].kind : -1, after = i + 1 < runs.size() ? runs[i + 1].kind : -1;
-    if (count == 1) { add(before, kind, after, 1); continue; }
-    add(before, kind, kind, 1);
-    add(kind, kind, kind, count - 2);
-    add(kind, kind, after, 1);
-  }
-  return out;
-}
-
-std::optional<Four> forward_seconds(std::span<const SlotPlace> at, std::span<const SlotSeconds> kinds, PassOptions options) { return over_places<false>(at, kinds, options); }
-std::optional<Four> backward_seconds(std::span<const SlotPlace> at, std::span<const SlotSeconds> kinds, PassOptions options) { return over_places<true>(at, kinds, options); }
 
 Four forward_seconds(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, PassOptions options) {
   return options.prefetch > 1 ? walk<false>(runs, kinds, options) : pass<false>(runs, kinds, options);

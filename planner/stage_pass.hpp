@@ -10,9 +10,7 @@
 /// so a run of equal slots is one product. Equal to the engine's dependencies (tests/planner/stage_pass_test.cpp holds it to the walk).
 
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "planner/lanes.hpp"
 
@@ -36,18 +34,6 @@ struct PassOptions {
   bool first_is_there = false;  ///< all but those of its first slot
   std::int64_t prefetch = 1;    ///< slots ahead; beyond 1 the pass is walked slot by slot
 };
-
-/// How often a slot of a kind stands between two others; -1: the pass begins or ends there.
-struct SlotPlace {
-  std::int32_t before = -1, kind = 0, after = -1, count = 0;
-};
-/// A stage's places, few however its kinds alternate.
-[[nodiscard]] std::vector<SlotPlace> places(std::span<const SlotRun> runs);
-
-/// The passes below where they are sums over places: all slots but the pass's last compute, and either all gather, or none does and no
-/// reduction outlasts the slot after it. Nothing elsewhere, and of less than two slots.
-[[nodiscard]] std::optional<Four> forward_seconds(std::span<const SlotPlace> places, std::span<const SlotSeconds> kinds, PassOptions options);
-[[nodiscard]] std::optional<Four> backward_seconds(std::span<const SlotPlace> places, std::span<const SlotSeconds> kinds, PassOptions options);
 
 /// Forward pass over runs in model order. Seconds.
 [[nodiscard]] Four forward_seconds(std::span<const SlotRun> runs, std::span<const SlotSeconds> kinds, PassOptions options);

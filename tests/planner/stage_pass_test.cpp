@@ -7,6 +7,7 @@
 #include <random>
 
 #include "planner/evaluate.hpp"
+#include "planner/pass_sums.hpp"
 #include "planner/pipeline_step.hpp"
 
 namespace moeplan {
@@ -75,7 +76,8 @@ TEST(StagePass, EqualsTheWalkOverItsSlots) {
   }
 }
 
-TEST(StagePass, IsASumOverPlacesWhereAllSlotsGatherOrNoneDoes) {
+// Kinds 2 and 3 differ from 1 in compute alone.
+TEST(StagePass, IsASumOverGroupsWhereAllSlotsGatherOrNoneDoes) {
   Dice dice;
   int sums = 0;
   for (int round = 0; round < 3000; ++round) {
@@ -84,11 +86,19 @@ TEST(StagePass, IsASumOverPlacesWhereAllSlotsGatherOrNoneDoes) {
     for (SlotSeconds& k : kinds) k = {dice.four(4), dice.four(4) + Four::of(1), dice.four(5), dice.four(most)};
     if (dice.whole(0, 3) == 0) kinds.front().gather = {};
     if (dice.whole(0, 1) == 0) kinds.front().backward = {};   // a frozen embedding
+    std::vector<std::size_t> weight_of;
+    std::vector<WeightSeconds> weights;
+    for (std::size_t k = 0; k < kinds.size(); ++k) {
+      if (k > 1) kinds[k].gather = kinds[1].gather, kinds[k].reduce = kinds[1].reduce;
+      weight_of.push_back(std::min<std::size_t>(k, 1));
+      if (k < 2) weights.push_back({kinds[k].gather, kinds[k].reduce});
+    }
     std::vector<SlotRun> runs(static_cast<std::size_t>(dice.whole(1, 9)));
     for (SlotRun& r : runs) r = {static_cast<std::int32_t>(dice.whole(kinds.size() > 1 && &r != &runs.front() ? 1 : 0, static_cast<std::int64_t>(kinds.size()) - 1)), static_cast<std::int32_t>(dice.whole(1, 6))};
     const PassOptions options{.gathers = dice.whole(0, 2) > 0, .first_is_there = dice.whole(0, 1) == 0, .prefetch = dice.whole(0, 2)};
     for (const bool backward : {false, true}) {
-      const auto sum = backward ? backward_seconds(places(runs), kinds, options) : forward_seconds(places(runs), kinds, options);
+      const PassSums sums_of(runs, kinds, weight_of);
+      const auto sum = backward ? sums_of.backward(weights, options) : sums_of.forward(weights, options);
       if (!sum) continue;
       ++sums;
       const Four walked = backward ? backward_seconds(runs, kinds, options) : forward_seconds(runs, kinds, options);
