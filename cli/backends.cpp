@@ -1,10 +1,13 @@
 #include "cli/backends.hpp"
 
+#include <fmt/format.h>
+
 #include <fstream>
 
 #include "core/error.hpp"
 #ifdef MOEPLAN_CUDA_BACKEND
 #include "executor/cuda/backend.hpp"
+#include "executor/cuda/host_link.hpp"
 #endif
 
 namespace moeplan::cli {
@@ -47,6 +50,14 @@ OpenBackend open_backend(const std::string& name, bool float32, int device) {
 #endif
   (void)device;
   return {name == "null" ? null_backend() : cpu_backend(float32 ? CpuStorage::wide : CpuStorage::as_planned), processor(), name == "null" ? std::int64_t{1} << 62 : available_memory(), "this machine"};
+}
+
+std::vector<ProfileSample> host_link_samples(const std::string& backend, int device) {
+#ifdef MOEPLAN_CUDA_BACKEND
+  if (backend == "cuda") return cuda_host_link(device);
+#endif
+  (void)backend, (void)device;
+  return {};
 }
 
 std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend) { return device + "; moeplan " + version + ", " + backend + " backend"; }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "core/spec/profile.hpp"
 #include "executor/backend/backend.hpp"
 
 namespace moeplan::cli {
@@ -20,6 +21,9 @@ struct OpenBackend {
 
 /// `device` is that of "cuda", and current afterwards. Throws InputError where there is no such device.
 [[nodiscard]] OpenBackend open_backend(const std::string& name, bool float32, int device = 0);
+
+/// The link to the host, by key (core/spec/profile_keys.hpp); none where host and device are one.
+[[nodiscard]] std::vector<ProfileSample> host_link_samples(const std::string& backend, int device = 0);
 
 /// Device, build and backend of a measurement, in words: times are not mixed with those of another.
 [[nodiscard]] std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend);

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <ctime>
 
@@ -16,6 +15,7 @@
 #include "core/configs.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
+#include "core/spec/profile_keys.hpp"
 #include "core/write.hpp"
 #include "executor/calibrate/calibrate.hpp"
 #include "planner/planner.hpp"
@@ -28,15 +28,13 @@ constexpr int kFailed = 4;
 /// Above this the times say little about the next run.
 constexpr double kTooNoisy = 0.25;
 
-/// Rows of experts at which calls of --model are measured too, over the balanced load.
-constexpr std::array kLoads{0.5, 2.0};
-
 struct Options {
-  std::vector<std::string> plans, models;
-  std::vector<std::int64_t> sequences;
+  std::vector<std::string> plans, models, targets;
+  std::vector<std::int64_t> sequences, micro_batches{1};
+  std::optional<std::int64_t> rank;
   std::string output, backend = "cpu", name, device, runtime, method;
   int ep = 1;
-  std::int64_t micro_batch = 1;
+  std::optional<double> busy_milliseconds;
   bool again = false;
   TimingOptions timing;
 };
@@ -54,22 +52,24 @@ std::string device_name(const Context& context, const Options& options, const st
 }
 
 /// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads.
-void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, const std::string& device, std::map<std::string, OpCall>& calls) {
+void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, std::map<std::string, OpCall>& calls) {
   ProblemRequest request;
   request.model = model;
   request.device = device;
   request.gpus = options.ep;
   request.runtime = options.runtime;
   request.sequence_length = sequence;
+  request.targets = options.targets;
+  request.rank = options.rank;
   if (options.method == "full") request.method = Training::full;
   const Problem problem = make_problem(context.configs, request);
   Plan plan;
   plan.parallelism.ep = plan.parallelism.dp_shard = options.ep;
-  plan.micro_batch = options.micro_batch;
+  plan.micro_batch = micro_batch;
   plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
   check_micro_batch(problem, plan.micro_batch, "--micro-batch");
   std::map<std::string, OpCall> mine = calls_of(lower(problem, plan, 0));
-  if (options.ep > 1) add_loads(mine, kLoads);
+  add_loads(mine, options.backend == "cuda");
   calls.merge(mine);
 }
 
@@ -82,8 +82,10 @@ Output run(const Context& context, const Options& options) {
     const std::string name = device_name(context, options, opened.device);
     device = load_device(context.configs, name).device;
     for (const std::string& model : options.models) {
-      if (options.sequences.empty()) add_model(context, options, model, std::nullopt, name, calls);
-      for (const std::int64_t length : options.sequences) add_model(context, options, model, length, name, calls);
+      for (const std::int64_t micro_batch : options.micro_batches) {
+        if (options.sequences.empty()) add_model(context, options, model, std::nullopt, micro_batch, name, calls);
+        for (const std::int64_t length : options.sequences) add_model(context, options, model, length, micro_batch, name, calls);
+      }
     }
   }
   for (const std::string& file : options.plans) {
@@ -114,10 +116,14 @@ Output run(const Context& context, const Options& options) {
     if (context.show_progress) context.show_progress(static_cast<double>(done) / static_cast<double>(all));
     if (done % 16 == 0) save(samples);   // what an interruption leaves is the start of the next run
   });
-  save(c.samples);
+  std::vector<ProfileSample> samples = c.samples;
+  if (std::none_of(samples.begin(), samples.end(), [](const ProfileSample& s) { return s.key.starts_with(kToDeviceKey); }))
+    for (ProfileSample& s : host_link_samples(options.backend)) samples.push_back(std::move(s));
+  std::sort(samples.begin(), samples.end(), [](const ProfileSample& a, const ProfileSample& b) { return a.key < b.key; });
+  save(samples);
   files.done();
   for (const std::string& why : c.refused) out.notes.push_back("not measured: " + why);
-  out.notes.push_back(fmt::format("{}: {} samples", options.output, c.samples.size()));
+  out.notes.push_back(fmt::format("{}: {} samples", options.output, samples.size()));
   if (c.median_spread > kTooNoisy) {
     out.notes.push_back(fmt::format("this machine is too noisy: half of the calls spread by more than {:.0f} % of their median (at most {:.0f} % is usable); close what else runs and use --again", 100 * c.median_spread, 100 * kTooNoisy));
     out.exit_code = kFailed;
@@ -148,10 +154,12 @@ Command calibrate_command(CLI::App& program) {
   app->footer("Example: moeplan calibrate --model kimi-k3-tiny -o here.json\nplan ... --profile here.json then says \"measured\". An interrupted run goes on where it was.");
   const auto o = std::make_shared<Options>();
   app->add_option("PLAN", o->plans, "plan files, as `moeplan plan ... -o` writes them, all for one device");
-  app->add_option("--model", o->models, "instead of plans: every call of this model's layers on one rank, experts at half, once and twice the balanced rows; may be repeated");
+  app->add_option("--model", o->models, "instead of plans: every call of this model's layers on one rank, experts at other rows too; may be repeated");
   app->add_option("--seq", o->sequences, "with --model: lengths, e.g. 2048,4096 (default: the workload's)")->delimiter(',')->check(CLI::Range(1, 1 << 24));
   app->add_option("--ep", o->ep, "with --model: expert ranks that share the experts (default 1)")->check(CLI::Range(1, 1 << 16));
-  app->add_option("--micro-batch", o->micro_batch, "with --model: sequences (default 1)")->check(CLI::Range(1, 1 << 16));
+  app->add_option("--micro-batch", o->micro_batches, "with --model: sequences, e.g. 1,2 (default 1)")->delimiter(',')->check(CLI::Range(1, 1 << 16));
+  app->add_option("--targets", o->targets, "with --model: weight classes to train, as for `plan`")->delimiter(',');
+  app->add_option("--rank", o->rank, "with --model: of LoRA")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
   app->add_option("--method", o->method, "with --model: lora (default) or full")->check(CLI::IsMember({"lora", "full"}));
   app->add_option("--device", o->device, "with --model: which of configs/devices this is (default: cpu, or by the driver's name)");
   app->add_option("--runtime", o->runtime, "with --model (default: moeplan, on the cpu backend cpu)");
@@ -160,9 +168,11 @@ Command calibrate_command(CLI::App& program) {
   app->add_option("--backend", o->backend, "cpu, or cuda where it was built in")->check(CLI::IsMember(backend_names()));
   app->add_flag("--again", o->again, "measure everything anew");
   app->add_option("--noise", o->timing.noise, "enough samples when the median is known to this share (default 0.02)")->check(CLI::Range(1e-4, 1.0));
+  app->add_option("--busy", o->busy_milliseconds, "before each sample the device multiplies matrices for so many milliseconds (default: 2 on a device, 0 on the CPU)")->check(CLI::Range(0.0, 1000.0));
   app->add_option("--samples", o->timing.most, "of one call at most (default 50)")->check(CLI::Range(std::int64_t{5}, std::int64_t{100000}));
   return {app, [o](const Context& context) {
             if (o->runtime.empty()) o->runtime = o->backend == "cpu" ? "cpu" : "moeplan";
+            o->timing.busy = {o->busy_milliseconds.value_or(o->backend == "cuda" ? 2.0 : 0.0) * 1e-3};
             return run(context, *o);
           }};
 }

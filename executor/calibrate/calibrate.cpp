@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/error.hpp"
+#include "core/spec/profile_keys.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/calibrate/machine.hpp"
 #include "kernels/example_values.hpp"
 
 namespace moeplan {
@@ -15,15 +18,20 @@ namespace {
 /// More than any last cache here: 50 MB on H200, 126 MB on B200.
 constexpr Bytes kFlush{192 << 20};
 
-/// Of made-up reals: nearly all within (-1, 1).
-constexpr float kDeviation = 0.3f;
+/// Of made-up reals: nearly all within (-1, 1); of weights as models start with.
+constexpr float kDeviation = 0.3f, kWeightDeviation = 0.02f;
+/// Rows of an expert beside those of the calls themselves, and rows in all of few experts that have more.
+constexpr std::array kRows{8, 32, 64, 96, 128, 144, 192, 256, 320, 384, 512};
+constexpr std::array kManyRows{1024, 2048, 4096, 8192};
+constexpr std::int64_t kFewExperts = 8;
+constexpr std::array kRoutedRows{0.5, 2.0};
 bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16 || plain_bytes(t) == 0; }
 
 /// Operands of a call in the backend's memory.
 struct Stage {
   std::vector<Backend::Memory> memory;
   std::vector<TensorView> values, gradients;
-  std::vector<std::int64_t> rows;   ///< of each expert
+  TensorView rows;   ///< of each expert (i32), where a run on one rank has them: in the backend's memory
 
   Stage(Backend& backend, const OpCall& call) {
     const Operands list = operands(call.op);
@@ -35,7 +43,7 @@ struct Stage {
       TensorView out = view;
       out.data = memory.back().get();
       if (filled && is_real(view.dtype)) {  // made where they lie: a host takes seconds for a layer's experts
-        backend.fill_normal(out, 0x9E3779B97F4A7C15ull * (i + 1), kDeviation);
+        backend.fill_normal(out, 0x9E3779B97F4A7C15ull * (i + 1), o.role == Role::weight ? kWeightDeviation : kDeviation);
       } else if (filled) {
         std::vector<float> v = example_values<float>(call.op, list, i, random);
         v.resize(static_cast<std::size_t>(o.shape.elements()));
@@ -46,11 +54,17 @@ struct Stage {
     const auto is_result = [&](const Operand& o) { return o.role == Role::output || o.role == Role::aux; };
     // What a backward reads again comes from a forward, so that statistics and indices mean something.
     for (std::size_t i = 0; i < list.size(); ++i) values.push_back(add(list[i], i, !is_result(list[i])));
-    if (const auto* experts = std::get_if<op::GroupedLinear>(&call.op))
-      for (std::int64_t e = 0; e < experts->experts; ++e) rows.push_back(experts->rows / experts->experts + (e < experts->rows % experts->experts ? 1 : 0));
+    if (const auto* experts = std::get_if<op::GroupedLinear>(&call.op)) {
+      std::vector<float> each;
+      for (std::int64_t e = 0; e < experts->experts; ++e) each.push_back(static_cast<float>(experts->rows / experts->experts + (e < experts->rows % experts->experts ? 1 : 0)));
+      memory.push_back(backend.allocate({4 * experts->experts}, "rows of the experts"));
+      rows = {memory.back().get(), DType::i32, {experts->experts}};
+      backend.write(rows, each);
+    }
     if (forward) {
       for (std::size_t i = 0; i < list.size(); ++i)
         if (list[i].role == Role::input) fresh.push_back(values[i]);
+      if (std::holds_alternative<op::Add>(call.op) && fresh.size() > 1) fresh.erase(fresh.begin());   // the stream was written a block ago
       gradients.resize(list.size());
       return;
     }
@@ -66,10 +80,13 @@ struct Stage {
       if (!needed(o.need, call.wants)) values[i] = {};
     }
   }
-  [[nodiscard]] CallContext context() const { return {.rows_of_expert = rows}; }
+  [[nodiscard]] CallContext context() const { return {.expert_rows = rows}; }
   /// What has just been written when the call comes: a forward's inputs, the gradients that arrive at a backward.
   std::vector<TensorView> fresh;
 };
+
+/// No time is shorter: the device's clock counts half microseconds.
+constexpr double kLeast = 5e-7;
 
 double quantile(const std::vector<double>& sorted, double q) { return sorted[static_cast<std::size_t>(std::lround(q * static_cast<double>(sorted.size() - 1)))]; }
 
@@ -90,24 +107,30 @@ std::map<std::string, OpCall> calls_of(const Program& program) {
   return out;
 }
 
-void add_loads(std::map<std::string, OpCall>& calls, std::span<const double> factors) {
+void add_loads(std::map<std::string, OpCall>& calls, bool tiles) {
   std::map<std::string, OpCall> more;
-  for (const auto& [name, call] : calls)
-    for (const double factor : factors) {
-      OpCall other = call;
-      const auto scale = [&](std::int64_t& rows) {
-        rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::lround(static_cast<double>(rows) * factor)));
-      };
-      if (auto* linear = std::get_if<op::GroupedLinear>(&other.op)) scale(linear->rows);
-      else if (auto* glu = std::get_if<op::Glu>(&other.op); glu && glu->ragged) scale(glu->tokens);
-      else if (auto* activate = std::get_if<op::Activate>(&other.op); activate && activate->ragged) scale(activate->tokens);
-      else continue;
-      more.emplace(key(other.op, other.pass, other.wants), other);
+  const auto add = [&](const OpCall& call) { more.emplace(key(call.op, call.pass, call.wants), call); };
+  for (const auto& [name, call] : calls) {
+    OpCall other = call;
+    if (auto* linear = std::get_if<op::GroupedLinear>(&other.op); linear && tiles) {
+      const std::int64_t experts = linear->experts;
+      for (const std::int64_t rows : kRows) linear->rows = rows * experts, add(other);
+      linear->experts = std::min(experts, kFewExperts);
+      for (const std::int64_t rows : kManyRows) linear->rows = rows * linear->experts, add(other);
+      continue;
     }
+    for (const double factor : kRoutedRows) {
+      other = call;
+      const auto scale = [&](std::int64_t& rows) { rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::lround(static_cast<double>(rows) * factor))); };
+      if (auto* linear = std::get_if<op::GroupedLinear>(&other.op)) scale(linear->rows), add(other);
+      if (auto* glu = std::get_if<op::Glu>(&other.op); glu && glu->ragged) scale(glu->tokens), add(other);
+      if (auto* activate = std::get_if<op::Activate>(&other.op); activate && activate->ragged) scale(activate->tokens), add(other);
+    }
+  }
   calls.merge(more);
 }
 
-ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const TensorView& flush) {
+ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const Surroundings& around) {
   const Stage stage(backend, call);
   const auto work = [&] { backend.call(call, stage.values, stage.gradients, stage.context()); };
   work();   // buffers grow, algorithms are chosen
@@ -115,9 +138,10 @@ ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOption
   std::vector<double> times;
   double spent = 0;
   while (static_cast<std::int64_t>(times.size()) < options.most) {
-    backend.clear(flush);
+    if (around.busy) around.busy();
+    backend.clear(around.flush);
     for (const TensorView& t : stage.fresh) backend.copy(t, t);
-    times.push_back(backend.time(work).value);
+    times.push_back(std::max(kLeast, backend.time(work).value - around.bare.value));
     spent += times.back();
     if (static_cast<std::int64_t>(times.size()) < options.least) continue;
     double mean = 0, squares = 0;
@@ -141,8 +165,11 @@ Calibration calibrate(Backend& backend, const std::map<std::string, OpCall>& cal
     return out;
   };
   const Backend::Memory memory = backend.allocate(kFlush, "cache flush");
-  const TensorView flush{memory.get(), DType::f32, {kFlush.value / 4}};
+  Busy busy(backend, options.busy);
+  const Surroundings around{.flush = {memory.get(), DType::f32, {kFlush.value / 4}}, .bare = bare_seconds(backend), .busy = busy.work()};
   Calibration out;
+  if (!samples.contains(std::string(kLaunchKey)))
+    for (const ProfileSample& s : machine_samples(backend, around)) samples.emplace(s.key, s);
   std::size_t done = 0;
   for (const auto& [name, call] : calls) {
     ++done;
@@ -152,7 +179,7 @@ Calibration calibrate(Backend& backend, const std::map<std::string, OpCall>& cal
       continue;
     }
     try {
-      samples.emplace(name, time_call(backend, call, options, flush));
+      samples.emplace(name, time_call(backend, call, options, around));
     } catch (const InputError& e) {
       out.refused.push_back(fmt::format("{}: {}", name, e.what()));
     }

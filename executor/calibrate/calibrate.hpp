@@ -14,19 +14,27 @@ namespace moeplan {
 /// The different calls of a program, by calibration key; views, which take no time, left out.
 [[nodiscard]] std::map<std::string, OpCall> calls_of(const Program& program);
 
-/// Adds the calls on routed rows at these multiples of their rows: other expert loads than the balanced one.
-void add_loads(std::map<std::string, OpCall>& calls, std::span<const double> factors);
+/// Adds the calls on routed rows at half and twice as many, and with `tiles` (kernels that cut an expert's rows into tiles of 128) grouped products
+/// at other rows of an expert, from which those of any load follow (sim/cost/price.hpp): a tile begun, full and just passed, few experts with many rows.
+void add_loads(std::map<std::string, OpCall>& calls, bool tiles);
 
 struct TimingOptions {
   std::int64_t least = 5, most = 50;   ///< samples of one call
   double noise = 0.02;                 ///< enough when the median's standard error is below this share of it
   Seconds limit{2};                    ///< and in any case after this long on one call, with `least` samples
+  Seconds busy{};                      ///< before each sample the device multiplies matrices for about so long, as in a step: its clock follows its load
 };
 
 /// Times one call on operands with made-up values: reals nearly normal, integers by kernels/example_values.hpp. Caches are as in a step: before each sample a buffer larger
 /// than the last cache is cleared (`flush`, f32), so that weights and kept values come from memory, and then what the calls before would just
 /// have written, inputs or arriving gradients, is written again. Throws InputError where the operands do not fit the device, naming the call.
-[[nodiscard]] ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const TensorView& flush);
+/// What events around nothing measure (`bare`) is taken off.
+struct Surroundings {
+  TensorView flush;
+  Seconds bare{};
+  std::function<void()> busy = {};   ///< work of `options.busy`
+};
+[[nodiscard]] ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const Surroundings& around);
 
 struct Calibration {
   std::vector<ProfileSample> samples;   ///< by key

@@ -1,0 +1,13 @@
+#!/bin/bash
+# Measures this project's kernels on the device at hand for configs/profiles: bench/calibrate_own.sh MOEPLAN PROFILE.json NAME K3_OF_4_LAYERS
+# The models, lengths and classes are those named in bench/results/calibration_h200.md; lengths between them are left for judging what is interpolated.
+set -e
+moeplan=$1 profile=$2 name=$3 k3=$4
+measure() { "$moeplan" calibrate --backend cuda -o "$profile" --name "$name" --samples 20 "$@" | tail -1; }
+for model in kimi-linear-48b-a3b qwen3-30b-a3b gpt-oss-20b "$k3"; do
+  measure --model "$model" --seq 512,1024,1536,2048,3072,4096,6144,8192,12288,16384
+  measure --model "$model" --seq 1024,2048,4096 --micro-batch 2,4
+  measure --model "$model" --seq 1024,2048,4096,8192 --targets attention
+  measure --model "$model" --seq 1024,2048,4096,8192 --targets attention,dense,shared,experts --rank 16
+done
+measure --model kimi-k3 --ep 64 --seq 2048,4096,8192
