@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "planner/evaluator_shared.hpp"
+#include "planner/load_spread.hpp"
 #include "planner/scheduled.hpp"
 #include "planner/stage_walk.hpp"
 #include "sim/cost/block_time.hpp"
@@ -36,7 +37,7 @@ struct Sharded {
 }  // namespace
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep)
-    : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime),
+    : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
                          Links(problem.cluster, problem.runtime), LoadFactors(problem, only_ep), {}, {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;

@@ -10,7 +10,9 @@
 #include "core/error.hpp"
 #include "planner/drawn_memory.hpp"
 #include "planner/load_factors.hpp"
+#include "planner/load_spread.hpp"
 #include "planner/scheduled.hpp"
+#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/load/placement.hpp"
 #include "sim/load/random.hpp"
@@ -60,7 +62,7 @@ PassTime between(const PassTime& a, const PassTime& b, double t) {
 class Draws {
  public:
   Draws(const Problem& problem, const Plan& plan, const LoadDrawOptions& options)
-      : problem_(problem), plan_(plan), options_(options), routing_(routing_of(problem.model)), prices_(problem.cluster.device, problem.profile, problem.runtime),
+      : problem_(problem), plan_(plan), options_(options), routing_(routing_of(problem.model)), prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
         links_(problem.cluster, problem.runtime), outline_(outline(problem.model, problem.workload)) {
     const Parallelism& par = plan.parallelism;
     if (options.draws < 1) throw InputError("--draws", fmt::format("{}", options.draws), "give at least one draw");
@@ -158,7 +160,8 @@ class Draws {
     for (const double factor : kFactors) {
       if (!k.routed && factor != 1.0) continue;
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
-      k.time.push_back(block_time(k.blocks.back(), [&](const BlockNode& n) { return price(n, factor); }));
+      const PriceCall loaded = [&](const BlockNode& n) { return price(n, factor); };
+      k.time.push_back(block_time(k.blocks.back(), with_column_copies(k.blocks.back(), prices_, loaded)));
       k.bytes.add(block_memory(k.blocks.back(), problem_.runtime));
     }
     return k;
@@ -335,7 +338,9 @@ class Draws {
         if (!fresh) continue;
         for (std::size_t i = 0; i < std::max(f.blocks.size(), b.blocks.size()); ++i) {
           const double skew = f.routed || b.routed ? kFactors[i] : 1.0;
-          it->second.push_back(block_time(side_by_side(f.blocks[f.routed ? i : 0], b.blocks[b.routed ? i : 0]), [&](const BlockNode& n) { return price(n, skew); }).forward);
+          const Block both = side_by_side(f.blocks[f.routed ? i : 0], b.blocks[b.routed ? i : 0]);
+          const PriceCall loaded = [&](const BlockNode& n) { return price(n, skew); };
+          it->second.push_back(block_time(both, with_column_copies(both, prices_, loaded)).forward);
         }
       }
   }

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "planner/evaluator_shared.hpp"
+#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/program/call_scratch.hpp"
 #include "sim/program/unnamed.hpp"
@@ -49,8 +50,13 @@ struct Setting {
   std::size_t id;
 
   [[nodiscard]] Block lowered(double scale) const { return lower_slot_unnamed(shared.problem, plan, shared.outline, shared.example[id], scale); }
-  [[nodiscard]] Estimate price(const BlockNode& node, double skew) const {
-    if (const OpCall* op = std::get_if<OpCall>(&node.call)) return shared.prices.price(*op);
+  /// `copied`: the block's column copies.
+  [[nodiscard]] Estimate price(const BlockNode& node, double skew, const std::function<Bytes(const BlockNode&)>& copied) const {
+    if (const OpCall* op = std::get_if<OpCall>(&node.call)) {
+      Estimate e = shared.prices.price(*op);
+      const Seconds copies = shared.prices.copies(copied(node));
+      return {e.median + copies, e.low + copies, e.high + copies, e.basis};
+    }
     if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
     return shared.links.host_wait(group_shape(Group::expert, plan.parallelism));
   }
@@ -117,7 +123,8 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
     k.scale = load.p50.step;
   }
   std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
-  k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step)).second; });
+  const auto copied = column_copies(k.block);   // views do not move between loads
+  k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step, copied)).second; });
   const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
   k.forward_spread = spread_of(priced.first(k.block.forward.size()));
   k.backward_spread = spread_of(priced.subspan(k.block.forward.size(), k.block.backward.size()));
@@ -135,7 +142,7 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   setting.at_load(k, load.p95.step, [&](const Block& b) {
     k.time95 = block_time(b, [&](const BlockNode& n) {
       const std::size_t i = at++;
-      return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step) : seen[i].second;
+      return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step, copied) : seen[i].second;
     });
   });
 }
@@ -150,7 +157,9 @@ Block block_at(const PricedKind& k, const Evaluator::Shared& shared, const Plan&
 
 double pair_seconds(const Block& forward, const Block& backward, const Evaluator::Shared& shared, const Plan& plan, double scale) {
   const Setting setting{shared, plan, 0};
-  return block_time(side_by_side(forward, backward), [&](const BlockNode& n) { return setting.price(n, scale); }).forward.total.value;
+  const Block both = side_by_side(forward, backward);
+  const auto copied = column_copies(both);
+  return block_time(both, [&](const BlockNode& n) { return setting.price(n, scale, copied); }).forward.total.value;
 }
 
 }  // namespace moeplan

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
 #include "sim/program/call_scratch.hpp"
@@ -26,8 +27,8 @@ struct SlotTime {
 /// One load level of one stage.
 class StageClock {
  public:
-  StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price)
-      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price) {}
+  StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price, const Prices& prices)
+      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price), prices_(prices) {}
 
   const TurnTime& time(const Turn& t) {
     const auto [it, fresh] = known_.try_emplace({t.kind, t.chunk, t.forward_chunk, issuer_.gathered()});
@@ -44,7 +45,10 @@ class StageClock {
   const PassTime& pair(std::int32_t f, std::int32_t b) {
     const Block *forward = slots_[index(f)].block, *backward = slots_[index(b)].block;
     const auto [it, fresh] = pairs_.try_emplace({forward, backward});
-    if (fresh) it->second = block_time(side_by_side(*forward, *backward), price_).forward;
+    if (fresh) {
+      const Block both = side_by_side(*forward, *backward);
+      it->second = block_time(both, with_column_copies(both, prices_, price_)).forward;
+    }
     return it->second;
   }
 
@@ -61,6 +65,7 @@ class StageClock {
   std::vector<SlotTime> slots_;
   Issuer issuer_;
   const PriceCall& price_;
+  const Prices& prices_;
   std::map<std::tuple<Turn::Kind, std::int32_t, std::int32_t, std::vector<bool>>, std::pair<TurnTime, std::vector<bool>>> known_;
   std::map<std::pair<const Block*, const Block*>, PassTime> pairs_;
 };
@@ -101,8 +106,8 @@ class Scheduled {
       order.push_back(turns(plan_, stage));
       const Stage s = lower_stage(stage);
       for (const IssueChunk& chunk : s.chunks) crossing = std::max(crossing, chunk.entering);
-      at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_);
-      at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_);
+      at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_, c_.prices);
+      at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_, c_.prices);
       take_memory(s, stage, out);
       const StateBytes& state = s.memory50.state;
       const double stepped = state.trained_elements > 0 ? c_.prices.price(optimizer_call(state, c_.problem.workload.optimizer)).median.value : 0.0;
@@ -188,8 +193,8 @@ class Scheduled {
     const BlockMemory balanced = block_memory(lowered(1.0), c_.problem.runtime);
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
-    k->took50 = block_time(k->time50, price50_);
-    k->took95 = block_time(k->time95, price95_);
+    k->took50 = block_time(k->time50, with_column_copies(k->time50, c_.prices, price50_));
+    k->took95 = block_time(k->time95, with_column_copies(k->time95, c_.prices, price95_));
     return *k;
   }
 

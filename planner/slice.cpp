@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "planner/load_spread.hpp"
+#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/load/expert_load.hpp"
@@ -46,7 +48,7 @@ class Pricing {
       : plan_(plan),
         program_(program),
         draw_(draw),
-        prices_(problem.cluster.device, problem.profile, problem.runtime),
+        prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
         links_(problem.cluster, problem.runtime) {}
 
   SliceForecast run(const Problem& problem) {
@@ -90,8 +92,10 @@ class Pricing {
     const Block* block = &program_.blocks[index(slot.block)];
     Block loaded;
     double skew = 1;
+    std::span<const std::int64_t> arriving;
     if (const auto rows = draw_.rows.find({slot.layer, i.micro_batch}); rows != draw_.rows.end()) {
       skew = draw_.busiest.at(rows->first);
+      arriving = rows->second;
       const auto follows = routed_rows(*block);
       if (!follows) throw std::logic_error("a slice of a plan whose exchange is more than rows");
       if (follows->sent > 0) {
@@ -104,10 +108,10 @@ class Pricing {
     const auto& nodes = i.phase == Phase::forward    ? block->forward
                         : i.phase == Phase::backward ? block->backward
                                                      : block->weight_backward;
+    const auto copied = column_copies(*block);
     for (const BlockNode& node : nodes) {
       if (const auto* call = std::get_if<OpCall>(&node.call)) {
-        if (!is_view(call->op))
-          add(*call, fmt::format("{} {}", kind(call->op), call->pass == Pass::backward ? "backward" : "forward"));
+        add(*call, fmt::format("{} {}", kind(call->op), call->pass == Pass::backward ? "backward" : "forward"), arriving, prices_.copies(copied(node)));
       } else if (const auto* comm = std::get_if<CommCall>(&node.call)) {
         out_.communication += links_.price(*comm, group_shape(comm->group, plan_.parallelism), skew).median;
       } else {
@@ -116,10 +120,12 @@ class Pricing {
     }
   }
 
-  void add(const OpCall& call, const std::string& name) {
-    const Estimate e = prices_.price(call);
-    out_.compute += e.median;
-    out_.operators[name] += e.median;
+  /// `rows`: of each of the rank's experts; `beside`: what its operands' columns take.
+  void add(const OpCall& call, const std::string& name, std::span<const std::int64_t> rows = {}, Seconds beside = {}) {
+    const Estimate e = prices_.price(call, rows);
+    if (is_view(call.op) && beside.value == 0) return;
+    out_.compute += e.median + beside;
+    out_.operators[name] += e.median + beside;
     spread_[name].first += e.median.value - e.low.value;
     spread_[name].second += e.high.value - e.median.value;
     out_.basis[static_cast<std::size_t>(e.basis)] += e.median.value;

@@ -2,25 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <mutex>
+#include <numbers>
+#include <tuple>
 
 #include "core/error.hpp"
+#include "core/spec/profile_keys.hpp"
+#include "sim/cost/utilisation.hpp"
 
 namespace moeplan {
 namespace {
 
-/// Shapes that answer together.
-constexpr std::size_t kNeighbours = 3;
-/// A differing switch, type or wanted gradient counts as a shape e times away.
-constexpr double kForeign = 1.0;
 /// The same 8192^3 product took 1.42 ms and 1.38 ms on two H200 on one day: what one measured time says of another machine.
 constexpr double kMachineSpread = 0.03;
-/// Tables too small to leave one out, and borrowed tables: the pooled band of the default profile, 0.83-1.32, rounded outward.
-constexpr ErrorBand kSmallTable{0.80, 1.35};
+/// Borrowed tables: the pooled band of the profile of public kernels, 0.83-1.32, rounded outward.
+constexpr ErrorBand kBorrowed{0.80, 1.35};
 /// Operators without a sample: the range of measured over roofline among the default profile's copies, norms and activations.
 constexpr ErrorBand kRoofline{0.9, 3.2};
 /// Operators that borrow the utilisation of a relative: how far apart KDA and Gated DeltaNet are, both ways.
 constexpr ErrorBand kKin{0.5, 2.0};
-constexpr std::size_t kEnoughForAnError = 6;
 
 /// Chunked scans reach a tenth of the roofline (ratio 8-45 on H200): one without samples takes Gated DeltaNet's utilisation; attention
 /// over compressed keys takes that of sparse attention.
@@ -38,47 +39,57 @@ std::size_t kin_of(std::size_t op) {
   return op;
 }
 
-bool is_collective(std::string_view key) {
+/// What a profile holds besides operator calls: communication, the host link, copies of columns, the device's own constants.
+bool is_no_operator(std::string_view key) {
   const std::string_view word = key.substr(0, key.find(' '));
-  for (const std::string_view name : {"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive"})
+  for (const std::string_view name : {"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive", "to_device", "to_host", "copy_columns", "launch", "allocate"})
     if (word == name) return true;
   return false;
 }
 
-ErrorBand band_of(std::vector<double> ratio) {
-  if (ratio.size() < kEnoughForAnError) return kSmallTable;
-  std::sort(ratio.begin(), ratio.end());
-  const auto at = [&](double q) { return ratio[static_cast<std::size_t>(std::lround(q * static_cast<double>(ratio.size() - 1)))]; };
-  return {std::min(1.0, at(0.05)), std::max(1.0, at(0.95))};
-}
+struct Limit {
+  double seconds = 0;
+  bool compute_bound = true;
+};
 
-}  // namespace
-
-Prices::Shape Prices::shape_of(const Op& op, Wants wants) {
-  Shape out;
-  out.wants = wants;
-  std::visit(
-      [&]<class T>(const T& o) {
-        static_assert(std::tuple_size_v<decltype(T::fields())> <= kFields, "an operator with more fields than a shape holds");
-        std::size_t i = 0;
-        for_each_field<T>([&](const auto& f) {
-          using Member = std::remove_cvref_t<decltype(o.*(f.member))>;
-          if constexpr (std::is_same_v<Member, std::int64_t>) out.log[i] = std::log1p(static_cast<float>(o.*(f.member)));
-          else if constexpr (std::is_same_v<Member, bool> || std::is_enum_v<Member>) out.tag[i] = static_cast<std::uint8_t>(o.*(f.member));
-          ++i;
-        });
-      },
-      op);
-  return out;
-}
-
-Prices::Limit Prices::limit_on(const DeviceSpec& device, double flops, double bytes) {
+Limit limit_on(const DeviceSpec& device, double flops, double bytes) {
   const double compute = flops / device.peak.at("bf16").value, traffic = bytes / device.memory_bandwidth.value;
   return {std::max(compute, traffic), compute >= traffic};
 }
 
-Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime)
-    : device_(device), runtime_(runtime), launch_(runtime.launch_overhead.value) {
+}  // namespace
+
+struct Prices::Tables {
+  std::array<std::array<UtilisationTable, 2>, std::variant_size_v<Op>> of;   ///< operator, pass
+  std::vector<std::pair<double, double>> copies;                            ///< bytes made dense, seconds; ascending
+
+  /// A grouped product in all but its rows.
+  using Shape = std::tuple<std::array<float, CallShape::kFields>, std::array<std::uint8_t, CallShape::kFields>, bool, bool, Pass>;
+  /// Seconds of it over the rows that each expert has, at the rows that were measured and powers of the root of two between.
+  struct Curve {
+    std::vector<double> rows, seconds;
+    bool foreign = false;
+    [[nodiscard]] double at(double n) const {
+      if (n < 0.5) return 0;   // its weights are not read
+      if (n <= rows.front()) return seconds.front();
+      if (n >= rows.back()) return seconds.back() * n / rows.back();
+      const auto i = static_cast<std::size_t>(std::upper_bound(rows.begin(), rows.end(), n) - rows.begin());
+      const double share = (n - rows[i - 1]) / (rows[i] - rows[i - 1]);
+      return (1 - share) * seconds[i - 1] + share * seconds[i];
+    }
+  };
+  mutable std::mutex guard;   ///< of what follows from the samples and is kept because a search asks often
+  mutable std::map<Shape, Curve> curves;
+  mutable std::map<std::pair<Shape, std::int64_t>, double> under_the_load;
+
+  [[nodiscard]] static Shape shape_without_rows(const op::GroupedLinear& op, Wants wants, Pass pass) {
+    const CallShape s = shape_of_rows(op, wants, 0);
+    return {s.log, s.tag, wants.input_grad, wants.weight_grad, pass};
+  }
+};
+
+Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime, std::vector<double> spread)
+    : device_(device), runtime_(runtime), spread_(std::move(spread)), launch_(runtime.launch_overhead.value) {
   if (!device.peak.contains("bf16")) throw InputError(device.name + ": peak", "has no bf16", "give the dense bf16 rate");
   const DeviceSpec& measured_on = profile.device;
   same_device_ = measured_on.name == device.name;
@@ -87,80 +98,40 @@ Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Run
     matmul_scale_ = device.achieved_matmul / measured_on.achieved_matmul;
     bandwidth_scale_ = device.achieved_bandwidth / measured_on.achieved_bandwidth;
   }
+  const auto tables = std::make_shared<Tables>();
   for (const ProfileSample& s : profile.samples) {
-    if (is_collective(s.key)) continue;
+    if (is_no_operator(s.key)) {
+      if (s.key.starts_with(kLaunchKey) && same_device_) launch_ = s.median.value;
+      if (const auto bytes = bytes_of_key(s.key, kCopyColumnsKey)) tables->copies.emplace_back(*bytes, s.median.value);
+      continue;
+    }
     const std::optional<OpCall> call = parse_key(s.key);
     if (!call) throw InputError("profile " + profile.name, shown(s.key) + " is no call of the catalogue", "see `moeplan ops` for operators and their fields");
     const Wants wants = call->pass == Pass::backward ? possible(call->op, call->wants) : Wants{};
     const Limit l = limit_on(measured_on, flops(call->op, call->pass, wants).value, static_cast<double>(bytes_moved(call->op, call->pass, wants).value));
     if (l.seconds <= 0) throw InputError("profile " + profile.name, shown(s.key) + " does nothing, so its time has no utilisation", "remove it");
-    table_[call->op.index()][static_cast<std::size_t>(call->pass)].samples.push_back(
-        {shape_of(call->op, wants), l.seconds / s.median.value, s.median.value, s.spread, l.compute_bound});
+    tables->of[call->op.index()][static_cast<std::size_t>(call->pass)].add(
+        {shape_of(call->op, wants), (l.seconds + kAloneSeconds) / s.median.value, s.median.value, s.spread, l.compute_bound});
   }
-  for (auto& passes : table_)
-    for (Table& t : passes)
-      if (!t.samples.empty()) arrange(t);
+  for (auto& passes : tables->of)
+    for (UtilisationTable& t : passes)
+      if (!t.empty()) t.arrange();
+  std::sort(tables->copies.begin(), tables->copies.end());
+  tables_ = tables;
 }
 
-void Prices::arrange(Table& t) {
-  t.low = t.high = t.samples.front().shape.log;
-  for (const Sample& s : t.samples) {
-    for (std::size_t i = 0; i < kFields; ++i) {
-      t.low[i] = std::min(t.low[i], s.shape.log[i]);
-      t.high[i] = std::max(t.high[i], s.shape.log[i]);
-    }
-  }
-  for (std::size_t i = 0; i < kFields; ++i)
-    if (t.high[i] > t.low[i]) t.varying.push_back(i);
-  for (const Sample& s : t.samples)
-    for (const std::size_t i : t.varying) t.position.push_back(s.shape.log[i]);
-  std::vector<double> ratio;
-  if (t.samples.size() >= kEnoughForAnError)
-    for (const Sample& s : t.samples) ratio.push_back(look_up(t, s.shape, &s).utilisation / s.utilisation);
-  t.error = band_of(std::move(ratio));
-}
-
-Prices::Answer Prices::look_up(const Table& table, const Shape& shape, const Sample* without) {
-  struct Near { double d2; const Sample* sample; bool foreign; };
-  std::array<Near, kNeighbours> near;
-  near.fill({1e30, nullptr, false});
-  std::array<float, kFields> held{};  // outside the table its edge answers
-  const std::size_t dims = table.varying.size();
-  for (std::size_t i = 0; i < dims; ++i) held[i] = std::clamp(shape.log[table.varying[i]], table.low[table.varying[i]], table.high[table.varying[i]]);
-  const auto foreign_to = [&](const Sample& s) {
-    int count = s.shape.wants == shape.wants ? 0 : 1;
-    if (s.shape.tag != shape.tag)
-      for (std::size_t i = 0; i < kFields; ++i) count += s.shape.tag[i] != shape.tag[i];
-    return count;
-  };
-  int common = 1 << 20;  // what every sample differs in says nothing about which is nearer
-  for (const Sample& s : table.samples)
-    if (common > 0 && &s != without) common = std::min(common, foreign_to(s));
-  const float* position = table.position.data();
-  for (const Sample& s : table.samples) {
-    float square = 0;
-    for (std::size_t i = 0; i < dims; ++i) {
-      const float d = held[i] - position[i];
-      square += d * d;
-    }
-    position += dims;
-    if (&s == without) continue;
-    const int foreign = foreign_to(s);
-    if (foreign == 0 && square == 0 && !without && s.shape.log == shape.log) return {s.utilisation, &s, false};
-    const double d2 = static_cast<double>(square) + kForeign * (foreign - common);
-    if (d2 >= near.back().d2) continue;
-    std::size_t at = kNeighbours - 1;
-    for (; at > 0 && near[at - 1].d2 > d2; --at) near[at] = near[at - 1];
-    near[at] = {d2, &s, foreign > 0};
-  }
-  double weight = 0, sum = 0;
-  for (const Near& n : near) {
-    if (!n.sample) continue;
-    const double w = 1 / std::max(n.d2, 1e-9);
-    weight += w;
-    sum += w * n.sample->utilisation;
-  }
-  return {weight > 0 ? sum / weight : 0, nullptr, near[0].foreign};
+/// By the measured copies: ln time over ln bytes between two of them, the edges' rate outside.
+Seconds Prices::copies(Bytes dense) const {
+  if (!runtime_.own_kernels || dense.value <= 0) return {};
+  const auto bytes = static_cast<double>(dense.value);
+  const auto& known = tables_->copies;
+  if (known.empty()) return {2 * bytes / (device_.memory_bandwidth.value * device_.achieved_bandwidth) + launch_};
+  const auto after = std::lower_bound(known.begin(), known.end(), std::pair{bytes, 0.0});
+  if (after == known.begin()) return {known.front().second / bandwidth_scale_};
+  if (after == known.end()) return {known.back().second * bytes / known.back().first / bandwidth_scale_};
+  const auto& [b0, t0] = after[-1];
+  const auto& [b1, t1] = *after;
+  return {std::exp(std::log(t0) + std::log(t1 / t0) * std::log(bytes / b0) / std::log(b1 / b0)) / bandwidth_scale_};
 }
 
 double Prices::roofline(double f, double b) const {
@@ -233,45 +204,97 @@ Estimate Prices::price(const OpCall& call, bool in_bf16) const {
     const double t = seconds / held;
     return {{t + beside + launch_}, {t * e.low + beside + launch_}, {t * e.high + beside + launch_}, basis};
   };
-  const auto& passes = table_[call.op.index()];
-  const Table* table = &passes[static_cast<std::size_t>(call.pass)];
-  const bool borrowed = table->samples.empty();
+  const auto& passes = tables_->of[call.op.index()];
+  const UtilisationTable* table = &passes[static_cast<std::size_t>(call.pass)];
+  const bool borrowed = table->empty();
   if (borrowed) table = &passes[1 - static_cast<std::size_t>(call.pass)];
-  if (table->samples.empty()) {
-    const Table& kin = table_[kin_of(call.op.index())][static_cast<std::size_t>(call.pass)];
-    if (kin.samples.empty()) return estimate(roofline(f, b), kRoofline, Basis::roofline);
+  if (table->empty()) {
+    const UtilisationTable& kin = tables_->of[kin_of(call.op.index())][static_cast<std::size_t>(call.pass)];
+    if (kin.empty()) return estimate(roofline(f, b), kRoofline, Basis::roofline);
     double inverse = 0;  // mean time over limit
-    for (const Sample& s : kin.samples) inverse += 1 / s.utilisation;
+    for (const auto& s : kin.samples()) inverse += 1 / s.utilisation;
     const Limit l = limit_on(device_, f, b);
-    return estimate(l.seconds * inverse / static_cast<double>(kin.samples.size()) / (l.compute_bound ? matmul_scale_ : bandwidth_scale_), kKin, Basis::roofline);
+    return estimate((l.seconds + kAloneSeconds) * inverse / static_cast<double>(kin.samples().size()) / (l.compute_bound ? matmul_scale_ : bandwidth_scale_), kKin, Basis::roofline);
   }
+  const auto* experts = std::get_if<op::GroupedLinear>(&call.op);
+  if (experts && runtime_.own_kernels && !borrowed && !spread_.empty()) return grouped(*experts, call, {}, 0);
 
-  const Answer a = look_up(*table, shape_of(call.op, wants), nullptr);
+  const auto a = table->look_up(shape_of(call.op, wants));
   if (a.exact && !borrowed && same_device_ && !work.own) {
     const double spread = std::max(a.exact->spread, kMachineSpread);
     return estimate(a.exact->seconds, {1 - std::min(spread, 1.0), 1 + spread}, Basis::measured);
   }
   const Limit l = limit_on(device_, f, b);
   const double u = a.utilisation * (l.compute_bound ? matmul_scale_ : bandwidth_scale_);
-  ErrorBand e = table->error;
-  if (borrowed || a.foreign || !same_generation_) e = {std::min(e.low, kSmallTable.low), std::max(e.high, kSmallTable.high)};
-  return estimate(l.seconds / u, e, same_generation_ ? Basis::interpolated : Basis::roofline);
+  ErrorBand e = table->error();
+  if (borrowed || a.foreign || !same_generation_) e = {std::min(e.low, kBorrowed.low), std::max(e.high, kBorrowed.high)};
+  return estimate((l.seconds + kAloneSeconds) / u, e, same_generation_ ? Basis::interpolated : Basis::roofline);
+}
+
+Estimate Prices::price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const {
+  const auto* experts = std::get_if<op::GroupedLinear>(&call.op);
+  const bool known = experts && runtime_.own_kernels && !tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)].empty();
+  if (!known || static_cast<std::int64_t>(rows_of_expert.size()) != experts->experts) return price(call);
+  return grouped(*experts, call, std::vector<double>(rows_of_expert.begin(), rows_of_expert.end()), 1.0 / static_cast<double>(experts->experts));
+}
+
+/// Each expert's rows as if all had as many, `weight` of that each: tiles of one expert do not wait for another's (kernels/grouped_linear).
+/// Without rows: as the load spreads the call's.
+Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, std::span<const double> rows, double weight) const {
+  const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
+  const UtilisationTable& table = tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)];
+  const Tables::Shape shape = Tables::shape_without_rows(experts, wants, call.pass);
+  const std::lock_guard lock(tables_->guard);
+  const auto [it, fresh] = tables_->curves.try_emplace(shape);
+  Tables::Curve& curve = it->second;
+  if (fresh) {
+    constexpr double most = 65536;
+    for (double n = 1; n <= most; n *= std::numbers::sqrt2) curve.rows.push_back(n);
+    for (const auto& s : table.samples()) curve.rows.push_back(std::round(std::expm1(static_cast<double>(s.shape.log[0]))));
+    std::erase_if(curve.rows, [](double n) { return n < 1; });
+    std::sort(curve.rows.begin(), curve.rows.end());
+    curve.rows.erase(std::unique(curve.rows.begin(), curve.rows.end()), curve.rows.end());
+    op::GroupedLinear alike = experts;
+    for (const double n : curve.rows) {
+      alike.rows = std::llround(n * static_cast<double>(experts.experts));
+      const Limit l = limit_on(device_, flops(Op{alike}, call.pass, wants).value, static_cast<double>(bytes_moved(Op{alike}, call.pass, wants).value));
+      const auto a = table.look_up(shape_of_rows(alike, wants, n));
+      curve.seconds.push_back((l.seconds + kAloneSeconds) / (a.utilisation * (l.compute_bound ? matmul_scale_ : bandwidth_scale_)));
+      curve.foreign |= a.foreign;
+    }
+  }
+  double seconds = 0;
+  if (weight > 0) {
+    for (const double each : rows) seconds += weight * curve.at(each);
+  } else {
+    const auto [known, first] = tables_->under_the_load.try_emplace({shape, experts.rows}, 0.0);
+    if (first)
+      for (const double share : spread_) known->second += curve.at(share * static_cast<double>(experts.rows) / static_cast<double>(experts.experts)) / static_cast<double>(spread_.size());
+    seconds = known->second;
+  }
+  ErrorBand e = table.error();
+  if (curve.foreign || !same_generation_) e = {std::min(e.low, kBorrowed.low), std::max(e.high, kBorrowed.high)};
+  return {{seconds + launch_}, {seconds * e.low + launch_}, {seconds * e.high + launch_}, same_generation_ ? Basis::interpolated : Basis::roofline};
 }
 
 std::vector<double> Prices::left_out() const {
   std::vector<double> ratio;
-  for (const auto& passes : table_)
-    for (const Table& t : passes)
-      if (t.samples.size() > 1)
-        for (const Sample& s : t.samples) ratio.push_back(look_up(t, s.shape, &s).utilisation / s.utilisation);
+  for (const auto& passes : tables_->of)
+    for (const UtilisationTable& t : passes) {
+      const std::vector<double> mine = t.left_out();
+      ratio.insert(ratio.end(), mine.begin(), mine.end());
+    }
   return ratio;
 }
 
 std::vector<double> Prices::against_roofline() const {
   std::vector<double> ratio;
-  for (const auto& passes : table_)
-    for (const Table& t : passes)
-      for (const Sample& s : t.samples) ratio.push_back((s.compute_bound ? device_.achieved_matmul : device_.achieved_bandwidth) / s.utilisation);
+  for (const auto& passes : tables_->of)
+    for (const UtilisationTable& t : passes)
+      for (const auto& s : t.samples()) {
+        const double limit = s.utilisation * s.seconds - kAloneSeconds;
+        ratio.push_back((s.compute_bound ? device_.achieved_matmul : device_.achieved_bandwidth) * s.seconds / limit);
+      }
   return ratio;
 }
 

@@ -10,7 +10,8 @@
 /// gets the device's published ceilings; a chunked scan that of its measured kin. On another device u is scaled by the ratio of the published ceilings.
 /// Source: aiconfigurator's utilisation-space interpolation (median 3.6 % leaving one shape out); validity: docs/cost.md.
 
-#include <array>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "core/spec/profile.hpp"
@@ -20,18 +21,20 @@
 
 namespace moeplan {
 
-/// Central 90 % of true over predicted time.
-struct ErrorBand {
-  double low = 1, high = 1;
-};
-
 /// Built once per problem; const and thread-safe afterwards.
 class Prices {
  public:
+  /// `spread`: rows of experts over their mean, a sample of what the problem's load does (`load_spread`); empty: all alike. It says how many
+  /// rows each expert of a grouped product has where only their sum is known, and matters to this project's own kernels alone.
   /// Throws InputError for a sample whose key is no call of the catalogue.
-  Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime);
+  Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime, std::vector<double> spread = {});
 
   [[nodiscard]] Estimate price(const OpCall& call) const;
+  /// Of a grouped product with these rows of each expert, whatever the call says; of other calls the same as without.
+  [[nodiscard]] Estimate price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const;
+  /// Time in which a call's operands that are columns of others are made dense, and its results put back: `dense` bytes in all (sim/program,
+  /// `dense_copies`), which this project's own kernels want. Zero for other runtimes, whose kernels take strides.
+  [[nodiscard]] Seconds copies(Bytes dense) const;
 
   /// Least time that the device's data sheet allows: max(flops / peak, bytes / bandwidth). Nothing is achieved, nothing launched.
   [[nodiscard]] Seconds limit(const OpCall& call) const;
@@ -42,39 +45,7 @@ class Prices {
   [[nodiscard]] std::vector<double> against_roofline() const;
 
  private:
-  static constexpr std::size_t kFields = 20;
-  struct Shape {
-    std::array<float, kFields> log{};    ///< ln(1 + value) of the whole-number fields
-    std::array<std::uint8_t, kFields> tag{};  ///< switches and enums
-    Wants wants{};
-  };
-  struct Sample {
-    Shape shape;
-    double utilisation = 1, seconds = 0, spread = 0;
-    bool compute_bound = true;
-  };
-  struct Table {
-    std::vector<Sample> samples;
-    std::vector<std::size_t> varying;   ///< fields in which the samples differ; the others say nothing about the shape
-    std::vector<float> position;        ///< samples x varying
-    std::array<float, kFields> low{}, high{};
-    ErrorBand error;
-  };
-  struct Limit {
-    double seconds = 0;
-    bool compute_bound = true;
-  };
-  struct Answer {
-    double utilisation = 0;
-    const Sample* exact = nullptr;
-    bool foreign = false;  ///< the nearest sample differs in a switch, a type or the wanted gradients
-  };
-
-  [[nodiscard]] static Shape shape_of(const Op& op, Wants wants);
-  [[nodiscard]] static Limit limit_on(const DeviceSpec& device, double flops, double bytes);
-  static void arrange(Table& table);
-  [[nodiscard]] static Answer look_up(const Table& table, const Shape& shape, const Sample* without);
-  [[nodiscard]] double roofline(double flops, double bytes) const;
+  struct Tables;
   /// What the runtime's own form of a call does, where it differs from the catalogue's.
   struct Work {
     double flops = 0, bytes = 0;
@@ -82,16 +53,19 @@ class Prices {
     double besides = 0;    ///< bytes moved by kernels beside it
     bool own = false;      ///< measured times of the catalogue's form do not hold verbatim
   };
+  [[nodiscard]] double roofline(double flops, double bytes) const;
   [[nodiscard]] Work work_of(const OpCall& call, Wants wants, bool in_bf16) const;
   [[nodiscard]] Estimate price(const OpCall& call, bool in_bf16) const;   ///< in_bf16: whatever type the runtime multiplies in (heads)
   [[nodiscard]] Estimate whole_head(const op::CrossEntropy& head, const OpCall& call) const;
+  [[nodiscard]] Estimate grouped(const op::GroupedLinear& op, const OpCall& call, std::span<const double> rows, double weight) const;
 
   DeviceSpec device_;
   Runtime runtime_;
+  std::vector<double> spread_;
   double matmul_scale_ = 1, bandwidth_scale_ = 1;  ///< this device's published ceilings over those of the profile's device
   bool same_device_ = false, same_generation_ = false;
   double launch_ = 0;
-  std::array<std::array<Table, 2>, std::variant_size_v<Op>> table_;
+  std::shared_ptr<const Tables> tables_;
 };
 
 }  // namespace moeplan

@@ -269,6 +269,7 @@ StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs
   lane.fill(-1);
   std::int32_t host = -1;
   std::vector<bool> ends_step(nodes.size(), false);
+  const std::function<Seconds(const BlockNode&)> beside = costs.beside ? costs.beside(block) : nullptr;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const auto alias = [&](ValueId v) { return index(block.alias[index(v)]); };
     const Track track = track_of(nodes[i]);
@@ -297,7 +298,7 @@ StepGraph compile_pass(Job& job, const Block& block, BlockPass pass, const Costs
     const Track track = track_of(node);
     const CommCall* comm = std::get_if<CommCall>(&node.call);
     const Activity kind = comm ? activity_of(*comm) : track == Track::host ? Activity::host_wait : node.recompute ? Activity::recompute : pass != BlockPass::forward || node.is_backward ? Activity::backward : Activity::forward;
-    const Picoseconds duration = to_picoseconds(costs.price(node).median);
+    const Picoseconds duration = to_picoseconds(costs.price(node).median + (beside ? beside(node) : Seconds{}));
     const std::int32_t name = job.name(call_name(node));
     const OpCall* op = std::get_if<OpCall>(&node.call);
     const double at_memory = op && costs.memory_bound ? costs.memory_bound(*op, to_seconds(duration)) * static_cast<double>(duration) : 0;

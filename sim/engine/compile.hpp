@@ -16,6 +16,7 @@ namespace moeplan {
 /// What the engine asks of the cost model.
 struct Costs {
   PriceCall price;                                                   ///< operators, communication calls and host waits
+  std::function<std::function<Seconds(const BlockNode&)>(const Block&)> beside = {};   ///< what a call of this block takes besides; empty: nothing
   std::function<GroupShape(Group)> shape;                            ///< size and stride of a group
   std::function<TierBytes(const CommCall&)> bytes;                   ///< traffic of a call; empty: no calls contend
   /// What a call takes from compute beside it, and keeps of its speed; empty: nothing is taken, all is kept.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "sim/cost/column_copies.hpp"
 #include "sim/engine/interference.hpp"
 
 namespace moeplan {
@@ -12,6 +13,9 @@ Costs model_costs(const Prices& prices, const Links& links, const Parallelism& p
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) return prices.price(*op);
     if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return links.price(*comm, group_shape(comm->group, parallelism), skew);
     return links.host_wait(group_shape(Group::expert, parallelism));
+  };
+  out.beside = [&prices](const Block& block) -> std::function<Seconds(const BlockNode&)> {
+    return [&prices, copied = column_copies(block)](const BlockNode& node) { return prices.copies(copied(node)); };
   };
   out.shape = [parallelism](Group group) { return group_shape(group, parallelism); };
   out.bytes = [&links, parallelism](const CommCall& call) { return links.bytes(call, group_shape(call.group, parallelism)); };

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "planner/load_spread.hpp"
 #include "planner/evaluate.hpp"
 #include "planner/problem.hpp"
 #include "planner/rules.hpp"
@@ -58,7 +59,7 @@ TEST(Offload, ClosedFormWalkAndEngineAgree) {
         const MemoryBreakdown walk = walked(p, plan);
         EXPECT_EQ(f.memory.at_peak, walk.at_peak) << name;
         EXPECT_EQ(f.memory.host, walk.host) << name;
-        const Prices prices(p.cluster.device, p.profile, p.runtime);
+        const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
         const Links links(p.cluster, p.runtime);
         const Costs costs = model_costs(prices, links, plan.parallelism);
         std::vector<Program> stages;

@@ -99,12 +99,58 @@ TEST(Prices, twice_the_device_takes_half_the_time) {
   twice.name = "twice", twice.peak["bf16"] = {2000}, twice.memory_bandwidth = {200};
   const DeviceProfile profile = toy_profile({{"linear tokens=100 in=64 out=64 forward", {1000}, 0, 1}});
   const OpCall c = call("linear tokens=100 in=64 out=64 forward");
-  EXPECT_DOUBLE_EQ(Prices(twice, profile, {}).price(c).median.value, 500);
+  EXPECT_NEAR(Prices(twice, profile, {}).price(c).median.value, 500, 1e-4);
   EXPECT_EQ(Prices(twice, profile, {}).price(c).basis, Basis::interpolated) << "same generation";
   twice.achieved_matmul = 0.25;
-  EXPECT_DOUBLE_EQ(Prices(twice, profile, {}).price(c).median.value, 1000) << "half the published ceiling";
+  EXPECT_NEAR(Prices(twice, profile, {}).price(c).median.value, 1000, 1e-4) << "half the published ceiling";
   twice.generation = "other";
   EXPECT_EQ(Prices(twice, profile, {}).price(c).basis, Basis::roofline);
+}
+
+TEST(Prices, between_two_measured_shapes_on_a_line_the_logarithm_of_utilisation_is_straight) {
+  // 2 t 64 64 flops at 1000 a second: 819.2 s and 81,920 s at u = 0.8 and 0.2; ten times the tokens are half way, u = sqrt(0.8 x 0.2) = 0.4.
+  const Prices prices(toy(), toy_profile({{"linear tokens=99 in=64 out=64 forward", {811.008 / 0.8}, 0, 1}, {"linear tokens=9999 in=64 out=64 forward", {81911.808 / 0.2}, 0, 1},
+                                          {"linear tokens=999 in=64 out=4096 forward", {1e7}, 0, 1}, {"linear tokens=999 in=64 out=16 forward", {1e7}, 0, 1}}), {});
+  const OpCall c = call("linear tokens=999 in=64 out=64 forward");
+  EXPECT_NEAR(prices.limit(c).value / prices.price(c).median.value, 0.4, 1e-4) << "not what lies beside the line";
+}
+
+/// One expert of 64 x 64: 2 n 64 64 flops, 8.192 n seconds at the peak; measured at twice that with 16 rows each, at four times with 2 each.
+DeviceProfile toy_experts() {
+  return toy_profile({{"grouped_linear rows=64 experts=4 in=64 out=64 forward", {2 * 8.192 * 64}, 0, 1}, {"grouped_linear rows=8 experts=4 in=64 out=64 forward", {4 * 8.192 * 8}, 0, 1}});
+}
+
+TEST(Prices, experts_with_unequal_rows_take_what_each_takes_among_its_equals) {
+  Runtime own;
+  own.own_kernels = true;
+  DeviceSpec fast = toy();   // whatever is moved takes no time
+  fast.memory_bandwidth = {1e9};
+  DeviceProfile profile = toy_experts();
+  profile.device = fast;
+  const Prices prices(fast, profile, own);
+  const OpCall c = call("grouped_linear rows=36 experts=4 in=64 out=64 forward");
+  const std::vector<std::int64_t> halves{16, 2, 16, 2}, one{36, 0, 0, 0};
+  EXPECT_NEAR(prices.price(c, halves).median.value, (2 * 2 * 16 + 2 * 4 * 2) * 8.192, 1e-3);
+  EXPECT_NEAR(prices.price(c, one).median.value, 2 * 36 * 8.192, 0.1) << "the three without rows take nothing";
+  EXPECT_NEAR(prices.price(c, std::vector<std::int64_t>{9, 9, 9, 9}).median.value / prices.price(c).median.value, 1, 0.01) << "between measured rows, straight";
+  // Where only the sum is known the load says how it falls: half of the experts at 16 of 9, half at 2 of 9.
+  const Prices loaded(fast, profile, own, {2.0 / 9, 16.0 / 9});
+  EXPECT_NEAR(loaded.price(c).median.value, prices.price(c, halves).median.value, 1e-3);
+  EXPECT_NEAR(Prices(fast, profile, {}, {2.0 / 9, 16.0 / 9}).price(c).median.value, prices.price(c).median.value, 1e-6) << "tiles of other runtimes are not known";
+}
+
+TEST(Prices, columns_made_dense_take_what_was_measured_and_nothing_where_kernels_take_strides) {
+  Runtime own;
+  own.own_kernels = true;
+  const DeviceProfile profile = toy_profile({{"copy_columns bytes=100", {10}, 0, 1}, {"copy_columns bytes=10000", {1000}, 0, 1}, {"launch", {7}, 0, 1}, {"linear tokens=1 in=64 out=32 forward", {60}, 0, 1}});
+  const Prices prices(toy(), profile, own);
+  EXPECT_DOUBLE_EQ(prices.copies({1000}).value, 100);
+  EXPECT_DOUBLE_EQ(prices.copies({20000}).value, 2000) << "the edge's rate";
+  EXPECT_DOUBLE_EQ(prices.copies({10}).value, 10) << "no copy is shorter than the shortest";
+  EXPECT_EQ(prices.copies({0}).value, 0);
+  EXPECT_EQ(Prices(toy(), profile, {}).copies({1000}).value, 0);
+  EXPECT_DOUBLE_EQ(Prices(toy(), toy_profile({}), own).copies({1000}).value, 40) << "read and written at 50 B/s";
+  EXPECT_DOUBLE_EQ(prices.price(call("linear tokens=1 in=64 out=32 forward")).median.value, 67) << "the measured launch";
 }
 
 TEST(Prices, samples_that_mean_nothing_are_refused) {

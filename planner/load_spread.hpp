@@ -1,0 +1,14 @@
+#pragma once
+/// How unequal experts are under a problem's load, in a form that prices ragged products (sim/cost/price.hpp).
+
+#include <vector>
+
+#include "core/spec/plan.hpp"
+
+namespace moeplan {
+
+/// Rows of experts over their mean: at most 128 values of mean 1, ascending, each the mean of as many experts of all layers. Empty where all are
+/// alike: a uniform load, a model without experts. Throws InputError for a trace that does not fit the model.
+[[nodiscard]] std::vector<double> load_spread(const Problem& problem);
+
+}  // namespace moeplan
