@@ -71,7 +71,37 @@ std::string error_text(const Pair& p) { return p.predicted > 0 ? fmt::format("{:
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
+  return v.size() % 2 ? v[v.size() / 2] : (v[v.size() / 2 - 1] + v[v.size() / 2]) / 2;
+}
+
+/// Whether a step stands for the run: the first warms up, the second is recorded for the device, the last is timed call by call. Of short runs
+/// what there is.
+bool is_undisturbed(std::size_t step, std::size_t steps) { return steps < 3 || (step + 1 < steps && step >= (steps < 5 ? 1u : 2u)); }
+
+/// The load that the routers made in these steps, as counts of each expert; nothing for models without experts, and for files without counts.
+std::optional<LoadModel> measured_load(const Json& steps, const ModelSpec& model, const std::string& where) {
+  std::vector<std::vector<double>> counts;
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    std::vector<double> sum;
+    for (const Sublayer& s : model.layers[l].sublayers)
+      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) sum.assign(static_cast<std::size_t>(moe->experts), 0);
+    if (sum.empty()) continue;
+    double all = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      if (!is_undisturbed(i, steps.size())) continue;
+      const Json of = steps[i].value("expert_tokens", Json::object()).value(std::to_string(l), Json::array());
+      if (of.size() < sum.size()) return std::nullopt;
+      for (std::size_t e = 0; e < sum.size(); ++e) {
+        if (!of[e].is_number() || of[e].get<double>() < 0) throw InputError(fmt::format("{}.steps[{}].expert_tokens", where, i), "holds what is no count", "`moeplan run` writes it");
+        sum[e] += of[e].get<double>(), all += of[e].get<double>();
+      }
+    }
+    if (all <= 0) return std::nullopt;
+    counts.push_back(std::move(sum));
+  }
+  if (counts.empty()) return std::nullopt;
+  LoadModel out{.name = "as measured", .source = where, .distribution = TraceLoad{std::move(counts)}};
+  return out;
 }
 
 Output run(const Context& context, const Options& options) {
@@ -81,21 +111,25 @@ Output run(const Context& context, const Options& options) {
   OutputFiles files({options.trace});
 
   Output out;
-  // Step time: undisturbed steps; the first warms up, the last is timed call by call.
   std::optional<SlicePrediction> slice;
   if (file.contains("rank_slice")) slice = slice_of(file, loaded, options.measured);
   std::vector<double> seconds, copies;
   const Json steps = file.value("steps", Json::array());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     if (!steps[i].is_object() || !steps[i].contains("step_s") || !steps[i]["step_s"].is_number()) throw InputError(fmt::format("{}.steps[{}].step_s", options.measured, i), "is missing or no number", "`moeplan run` writes it");
-    if ((i > 0 && i + 1 < steps.size()) || steps.size() < 3) {
+    if (is_undisturbed(i, steps.size())) {
       seconds.push_back(slice ? computing_seconds(steps[i], fmt::format("{}.steps[{}]", options.measured, i)) : steps[i]["step_s"].get<double>());
       if (slice) copies.push_back(steps[i]["communication_s"].get<double>());
     }
   }
   if (seconds.empty()) throw InputError(options.measured + ".steps", "has no steps", "run at least one");
   if (steps.size() < 3) out.notes.push_back("fewer than three steps: the step time includes the first, which warms up");
-  const Forecast forecast = moeplan::forecast(loaded.problem, loaded.plan);
+  // A plan is made for a load; what the routers did is the run's. Times are compared at what they did, and the plan's own stands beside.
+  Problem served = loaded.problem;
+  const std::optional<LoadModel> load = slice ? std::nullopt : measured_load(steps, served.model, options.measured);
+  if (load) served.load = *load;
+  const Forecast forecast = moeplan::forecast(served, loaded.plan);
+  const Seconds as_planned = load ? moeplan::forecast(loaded.problem, loaded.plan).step : forecast.step;
   const Pair step{slice ? slice->time.compute.value : forecast.step.value, median(seconds)};
   Interval interval = slice ? Interval{slice->time.low.value, slice->time.high.value} : forecast.step_interval;
 
@@ -103,7 +137,7 @@ Output run(const Context& context, const Options& options) {
     interval = {interval.low * kElsewhere.low, interval.high * kElsewhere.high};
     out.notes.push_back(*elsewhere);
   }
-  const Simulation simulation = simulate(loaded.problem, loaded.plan);
+  const Simulation simulation = simulate(served, loaded.plan);
   StepTimeline predicted = timeline(simulation.job, simulation.played);
   std::map<std::string, Pair> calls;
   if (slice)
@@ -165,12 +199,13 @@ Output run(const Context& context, const Options& options) {
     for (const auto& [name, p] : memory) all[name] = json(p);
     for (const auto& [name, p] : calls) kinds[name] = json(p);
     for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) largest.push_back({{"name", by_gap[i].first}, {"seconds", by_gap[i].second.gap()}});
-    out.text = Json{{"step_seconds", json(step)}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
+    out.text = Json{{"step_seconds", json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
     return out;
   }
   out.text = problem_text(loaded.problem);
   if (slice) out.text += slice_text(*slice, step.measured, median(copies));
   else out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({interval.low}), duration({interval.high}), duration({step.measured}), error_text(step));
+  if (load) out.text += fmt::format("  at the expert load that was measured; {} at the plan's, {}\n", duration(as_planned), loaded.problem.load.name);
   out.text += fmt::format("peak memory: {} predicted, {} measured: {}\n\n", human(Bytes{static_cast<std::int64_t>(peak.predicted)}), human(Bytes{static_cast<std::int64_t>(peak.measured)}), error_text(peak));
   if (measured) {
     std::vector<std::vector<std::string>> rows;

@@ -106,7 +106,7 @@ class RankRun {
         o_.stop_after ? std::min(o_.train.steps, trainer_.steps_done() + *o_.stop_after) : o_.train.steps;
     while (trainer_.steps_done() < last && signal == 0) {
       if (first_ && trainer_.steps_done() + 1 == last) {  // the last step's calls are timed; the others run undisturbed
-        recorder_.emplace(trainer_.program());
+        recorder_.emplace(trainer_.program(), stamp_seconds(*backend_));
         trainer_.walk().time([&](const Instance& i, const BlockNode& n, double begin, double end) {
           recorder_->record(i, n, begin, end);
         });
@@ -264,7 +264,7 @@ class RankRun {
 
   static double computing_of(const Json& step) { return computing_seconds(step, "steps"); }
   static double copies_of(const Json& step) { return step["communication_s"].get<double>(); }
-  /// Over the undisturbed steps: the first warms up, the last is timed call by call.
+  /// Over the undisturbed steps: the first warms up (nothing of a rank alone is recorded), the last is timed call by call.
   double median_of(double (*of)(const Json&)) const {
     std::vector<double> v;
     for (std::size_t i = 0; i < steps_.size(); ++i)

@@ -2,14 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 namespace moeplan {
 namespace {
 
+constexpr int kStamps = 64;
+
 Picoseconds picoseconds(double seconds) { return to_picoseconds({std::max(0.0, seconds)}); }
 
 }  // namespace
+
+double stamp_seconds(Backend& backend) {
+  const auto stamps = [&] {
+    for (int i = 0; i < kStamps; ++i) backend.stamp();
+  };
+  stamps();
+  std::vector<double> at = backend.stamps();
+  if (const Backend::Recording row = backend.record(stamps)) {   // as in a recorded step
+    row();
+    at = backend.stamps();
+  }
+  std::vector<double> gaps;
+  for (std::size_t i = 1; i < at.size(); ++i) gaps.push_back(at[i] - at[i - 1]);
+  std::sort(gaps.begin(), gaps.end());
+  return gaps.empty() ? 0 : gaps[gaps.size() / 2];
+}
 
 void StepRecorder::record(const Instance& instance, const BlockNode& node, double begin, double end) {
   const bool backward = instance.phase == Phase::backward;
@@ -39,8 +58,10 @@ StepTimeline StepRecorder::timeline() const {
     TimelineDetail detail{.duration = picoseconds(s.end - s.begin), .parts = {}};
     // Parts fill their stretch: the gap before a call is the host's work for it.
     double before = s.begin;
+    detail.duration = 0;
     for (const auto& p : s.parts) {
-      detail.parts.push_back({.start = picoseconds(before - s.begin), .duration = picoseconds(p.end - s.begin) - picoseconds(before - s.begin), .name = name(p.name), .kind = p.kind});
+      detail.parts.push_back({.start = detail.duration, .duration = picoseconds(p.end - before - stamp_), .name = name(p.name), .kind = p.kind});
+      detail.duration += detail.parts.back().duration;
       before = p.end;
     }
     t.events.push_back({.start = picoseconds(s.begin), .duration = detail.duration, .rank = 0, .lane = 0, .name = name(block), .detail = static_cast<std::int32_t>(t.details.size()), .call = -1,

@@ -6,10 +6,14 @@
 
 namespace moeplan {
 
-/// Collects the calls of a step as a timeline of one rank; install it with `Walk::time`.
+/// What noting the time takes on the backend's queue, a call that is timed in a step for itself: the median gap of 64 stamps in a row. It must have
+/// no stamps of its own waiting.
+[[nodiscard]] double stamp_seconds(Backend& backend);
+
+/// Collects the calls of a step as a timeline of one rank; install it with `Walk::time`. `stamp`: seconds taken off each call.
 class StepRecorder {
  public:
-  explicit StepRecorder(const Program& program) : program_(program) {}
+  explicit StepRecorder(const Program& program, double stamp = 0) : program_(program), stamp_(stamp) {}
   void record(const Instance& instance, const BlockNode& node, double begin, double end);
   [[nodiscard]] StepTimeline timeline() const;
 
@@ -22,6 +26,7 @@ class StepRecorder {
     std::vector<Part> parts;
   };
   const Program& program_;
+  double stamp_ = 0;
   std::vector<Stretch> stretches_;
 };
 

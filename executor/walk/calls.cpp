@@ -14,6 +14,18 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
+namespace {
+
+/// The rows of a call on routed rows; null for other calls.
+std::int64_t* routed_rows_of(Op& op) {
+  if (auto* linear = std::get_if<op::GroupedLinear>(&op)) return &linear->rows;
+  if (auto* glu = std::get_if<op::Glu>(&op)) return glu->ragged ? &glu->tokens : nullptr;
+  if (auto* activate = std::get_if<op::Activate>(&op)) return activate->ragged ? &activate->tokens : nullptr;
+  return nullptr;
+}
+
+}  // namespace
+
 TensorView Walk::buffer_view(std::int32_t buffer, DType type, const Shape& shape) const {
   return {memory_.get() + (backend_.name() == "null" ? 0 : arena_.buffers[index(buffer)].offset), backend_.held(type),
           shape};
@@ -157,6 +169,17 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
       context.rows_of_expert = state.shared_counts[index(i.slot)].at(routed.ordinal);
   }
   context.workspace = given;
+  if (plan_.parallelism.ep > 1 && plan_.parallelism.etp == 1)  // buffers are bounded for the fullest layer, calls take the rows that are there
+    if (std::int64_t* rows = routed_rows_of(call.op)) {
+      std::int64_t arrived = 0;
+      for (const auto& routes : state.routes[index(i.slot)])
+        for (const auto r : routes.rows_of_expert) arrived += r;
+      if (arrived < *rows) {
+        *rows = arrived;
+        const Operands fitted = operands(call.op);
+        for (std::size_t o = 0; o < fitted.size(); ++o) views[o].shape = gradients[o].shape = fitted[o].shape;
+      }
+    }
   if (plan_.parallelism.cp > 1 && selects_keys(call.op))
     call_by_runs(call, views, gradients);
   else if (plan_.parallelism.cp > 1 && reads_beyond(n) > 0)

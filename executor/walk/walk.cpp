@@ -185,20 +185,24 @@ void Walk::settle() {
 void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                 std::int32_t workspace, MicroBatchState& state) {
   land(block_of(i.slot), &n);
-  if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
   if (std::holds_alternative<OpCall>(n.call))
     compute(i, n, routed, place, workspace, state);
   else if (std::holds_alternative<CommCall>(n.call))
     apart([&] { communicate(i, n, routed, place, state); });
-  if (clock_) backend_.stamp();
+  if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
 }
 
-/// Two stamps a call, in order.
+/// From here on the time is that of calls; what came before is not.
+void Walk::begin_clock() {
+  if (clock_) timed_.emplace_back(nullptr, nullptr), backend_.stamp();
+}
+
+/// One stamp behind each call; one before the first of a pass.
 void Walk::tell_clock() {
   if (!clock_) return;
   const std::vector<double> at = backend_.stamps();
   for (std::size_t c = 0; c < timed_.size(); ++c)
-    clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[2 * c], clocked_ + at[2 * c + 1]);
+    if (timed_[c].first) clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[c - 1], clocked_ + at[c]);
   if (!at.empty()) clocked_ += at.back();
   timed_.clear();
 }
@@ -240,11 +244,13 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
       backend_.copy(outside_view(state, outside_.looked_up, DType::i32, tokens),
                     value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
     }
+    begin_clock();
     for (std::size_t n = 0; n < b.forward.size(); ++n)
       node(i, b.forward[n], notes.forward[n], place.forward, place.forward.workspace[n], state);
     land(b, nullptr);
   } else if (i.phase == Phase::weight_backward) {
     tell("backward of weights");
+    begin_clock();
     for (std::size_t n = 0; n < b.weight_backward.size(); ++n)
       node(i, b.weight_backward[n], notes.weight_backward[n], place.backward,
            place.backward.workspace[b.backward.size() + n], state);
@@ -257,6 +263,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
         if (g >= 0)
           backend_.copy(outside_view(state, outside_.share, DType::f32, 1),
                         value_view(i.slot, place.backward, g, {1}, state));
+    begin_clock();
     for (std::size_t n = 0; n < b.backward.size(); ++n)
       node(i, b.backward[n], notes.backward[n], place.backward, place.backward.workspace[n], state);
     land(b, nullptr);

@@ -165,6 +165,7 @@ class Walk {
   void finish(MicroBatchState& state);
   void queue(std::int32_t micro_batch, const Batch& batch, const std::function<void()>& work);
   void tell_clock();
+  void begin_clock();
   void node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
             std::int32_t workspace, MicroBatchState& state);
   void compute(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,

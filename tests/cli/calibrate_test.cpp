@@ -42,6 +42,12 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   EXPECT_GT(gap.at("step_seconds").at("predicted").get<double>(), 0);
   EXPECT_GT(gap.at("step_seconds").at("measured").get<double>(), 0);   // how far apart they are is this machine's business, not the test's
   EXPECT_EQ(gap.at("memory").at("weights").at("error"), 0.0);
+  EXPECT_GT(gap.at("step_seconds_as_planned").get<double>(), 0);
+  // Counts that are no numbers come from no run.
+  Json counted = load_json(file("measured.json"));
+  counted["steps"][1]["expert_tokens"].begin().value()[0] = "many";
+  write_text_file(file("counted.json"), counted.dump());
+  expect_refused({"compare", file("measured_plan.json"), file("counted.json")}, "expert_tokens");
   EXPECT_EQ(gap.at("largest_gaps").size(), 3u);
   EXPECT_GT(gap.at("operators").at("kda backward").at("measured").get<double>(), 0);
   EXPECT_GT(load_json(file("trace.json")).at("traceEvents").size(), 100u);
