@@ -8,6 +8,7 @@
 
 #include "core/configs.hpp"
 #include "core/write.hpp"
+#include "kernels/catalogue.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan {
@@ -56,10 +57,8 @@ ClusterSpec make_cluster(const fs::path& configs, const ProblemRequest& request)
   return cluster_of(load_device(configs, *request.device), *request.gpus);
 }
 
-/// The profile measured on this generation; otherwise the H200's, which the cost model scales by the devices' ceilings.
-DeviceProfile make_profile(const fs::path& configs, const ProblemRequest& request, const DeviceSpec& device) {
-  if (request.profile) return load_profile(configs, *request.profile);
-  const std::vector<std::string> names = config_names(configs, "profiles");
+/// Of public kernels: the profile measured on this device; otherwise the H200's, which the cost model scales by the devices' ceilings.
+DeviceProfile public_profile(const fs::path& configs, const std::vector<std::string>& names, const DeviceSpec& device) {
   if (std::binary_search(names.begin(), names.end(), device.name)) return load_profile(configs, device.name);
   if (std::binary_search(names.begin(), names.end(), std::string("h200"))) return load_profile(configs, "h200");
   DeviceProfile none;
@@ -67,6 +66,28 @@ DeviceProfile make_profile(const fs::path& configs, const ProblemRequest& reques
   none.source = "no measurement: every price is a roofline";
   none.device = device;
   return none;
+}
+
+/// What the executor's own kernels took comes before it where the executor runs the plan: on the same device or generation. Operators
+/// that were not measured there keep the public kernels' samples.
+DeviceProfile make_profile(const fs::path& configs, const ProblemRequest& request, const DeviceSpec& device, const Runtime& runtime) {
+  if (request.profile) return load_profile(configs, *request.profile);
+  const std::vector<std::string> names = config_names(configs, "profiles");
+  DeviceProfile common = public_profile(configs, names, device);
+  const std::string suffix = "-" + runtime.name;
+  for (const std::string& name : {device.name + suffix, common.device.name + suffix}) {
+    if (!std::binary_search(names.begin(), names.end(), name)) continue;
+    DeviceProfile own = load_profile(configs, name);
+    if (own.device.generation != device.generation || !(own.device == common.device)) continue;
+    std::set<std::pair<std::size_t, Pass>> measured;
+    for (const ProfileSample& s : own.samples)
+      if (const auto call = parse_key(s.key)) measured.emplace(call->op.index(), call->pass);
+    for (ProfileSample& s : common.samples)
+      if (const auto call = parse_key(s.key); !call || !measured.contains({call->op.index(), call->pass})) own.samples.push_back(std::move(s));
+    own.source += "; operators without a sample there: " + common.name + ", " + common.source;
+    return own;
+  }
+  return common;
 }
 
 /// The class trained by `method`: LoRA keeps a rank that the workload's file chose, unless --rank says otherwise.
@@ -187,7 +208,7 @@ Problem make_problem(const fs::path& configs, const ProblemRequest& request) {
   problem.workload = make_workload(configs, request, problem.model);
   problem.load = load_load(configs, request.load);
   problem.runtime = load_runtime(configs, request.runtime);
-  problem.profile = make_profile(configs, request, problem.cluster.device);
+  problem.profile = make_profile(configs, request, problem.cluster.device, problem.runtime);
   check(problem);
   return problem;
 }
