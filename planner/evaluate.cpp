@@ -14,6 +14,7 @@
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/memory/memory.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -183,7 +184,7 @@ std::array<std::int64_t, 2> Evaluator::Group::pair_peak(std::size_t forward, std
   State& s = *state_;
   const auto at = [&](double scale) {
     const Block &f = s.block_at(forward, scale), &b = s.block_at(backward, scale);
-    return side_by_side_memory(side_by_side(f, b), f, b).peak().value;
+    return side_by_side_memory(side_by_side(f, b), f, b, s.shared.problem.runtime).peak().value;
   };
   const std::int64_t median = at(s.load.p50.buffer);
   return {median, s.load.p95.buffer == s.load.p50.buffer ? median : at(s.load.p95.buffer)};

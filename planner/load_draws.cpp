@@ -161,7 +161,7 @@ class Draws {
       if (!k.routed && factor != 1.0) continue;
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
       const PriceCall loaded = [&](const BlockNode& n) { return price(n, factor); };
-      k.time.push_back(block_time(k.blocks.back(), with_column_copies(k.blocks.back(), prices_, loaded)));
+      k.time.push_back(block_time(k.blocks.back(), prices_, loaded));
       k.bytes.add(block_memory(k.blocks.back(), problem_.runtime));
     }
     return k;
@@ -340,7 +340,7 @@ class Draws {
           const double skew = f.routed || b.routed ? kFactors[i] : 1.0;
           const Block both = side_by_side(f.blocks[f.routed ? i : 0], b.blocks[b.routed ? i : 0]);
           const PriceCall loaded = [&](const BlockNode& n) { return price(n, skew); };
-          it->second.push_back(block_time(both, with_column_copies(both, prices_, loaded)).forward);
+          it->second.push_back(block_time(both, prices_, loaded).forward);
         }
       }
   }

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "planner/evaluator_shared.hpp"
-#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/program/call_scratch.hpp"
 #include "sim/program/unnamed.hpp"
@@ -123,7 +122,7 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
     k.scale = load.p50.step;
   }
   std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
-  const auto copied = column_copies(k.block);   // views do not move between loads
+  const auto copied = copied_bytes(k.block, shared.problem.runtime);   // views do not move between loads
   k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step, copied)).second; });
   const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
   k.forward_spread = spread_of(priced.first(k.block.forward.size()));
@@ -158,7 +157,7 @@ Block block_at(const PricedKind& k, const Evaluator::Shared& shared, const Plan&
 double pair_seconds(const Block& forward, const Block& backward, const Evaluator::Shared& shared, const Plan& plan, double scale) {
   const Setting setting{shared, plan, 0};
   const Block both = side_by_side(forward, backward);
-  const auto copied = column_copies(both);
+  const auto copied = copied_bytes(both, shared.problem.runtime);
   return block_time(both, [&](const BlockNode& n) { return setting.price(n, scale, copied); }).forward.total.value;
 }
 

@@ -45,10 +45,7 @@ class StageClock {
   const PassTime& pair(std::int32_t f, std::int32_t b) {
     const Block *forward = slots_[index(f)].block, *backward = slots_[index(b)].block;
     const auto [it, fresh] = pairs_.try_emplace({forward, backward});
-    if (fresh) {
-      const Block both = side_by_side(*forward, *backward);
-      it->second = block_time(both, with_column_copies(both, prices_, price_)).forward;
-    }
+    if (fresh) it->second = block_time(side_by_side(*forward, *backward), prices_, price_).forward;
     return it->second;
   }
 
@@ -193,8 +190,8 @@ class Scheduled {
     const BlockMemory balanced = block_memory(lowered(1.0), c_.problem.runtime);
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
-    k->took50 = block_time(k->time50, with_column_copies(k->time50, c_.prices, price50_));
-    k->took95 = block_time(k->time95, with_column_copies(k->time95, c_.prices, price95_));
+    k->took50 = block_time(k->time50, c_.prices, price50_);
+    k->took95 = block_time(k->time95, c_.prices, price95_);
     return *k;
   }
 

@@ -8,11 +8,11 @@
 
 #include "core/error.hpp"
 #include "planner/load_spread.hpp"
-#include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/load/expert_load.hpp"
 #include "sim/load/random.hpp"
+#include "sim/program/call_scratch.hpp"
 #include "sim/program/routed_rows.hpp"
 
 namespace moeplan {
@@ -108,7 +108,7 @@ class Pricing {
     const auto& nodes = i.phase == Phase::forward    ? block->forward
                         : i.phase == Phase::backward ? block->backward
                                                      : block->weight_backward;
-    const auto copied = column_copies(*block);
+    const auto copied = copied_bytes(*block, prices_.runtime());
     for (const BlockNode& node : nodes) {
       if (const auto* call = std::get_if<OpCall>(&node.call)) {
         add(*call, fmt::format("{} {}", kind(call->op), call->pass == Pass::backward ? "backward" : "forward"), arriving, prices_.copies(copied(node)));
@@ -128,7 +128,7 @@ class Pricing {
     out_.operators[name] += e.median + beside;
     spread_[name].first += e.median.value - e.low.value;
     spread_[name].second += e.high.value - e.median.value;
-    out_.basis[static_cast<std::size_t>(e.basis)] += e.median.value;
+    out_.basis[static_cast<std::size_t>(e.basis)] += (e.median + beside).value;
   }
   void charge(Collective collective, Bytes payload, Group group) {
     if (payload.value > 0)

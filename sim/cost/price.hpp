@@ -32,9 +32,11 @@ class Prices {
   [[nodiscard]] Estimate price(const OpCall& call) const;
   /// Of a grouped product with these rows of each expert, whatever the call says; of other calls the same as without.
   [[nodiscard]] Estimate price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const;
-  /// Time in which a call's operands that are columns of others are made dense, and its results put back: `dense` bytes in all (sim/program,
-  /// `dense_copies`), which this project's own kernels want. Zero for other runtimes, whose kernels take strides.
+  /// Time in which a call's operands that are columns of others are made dense, and its results put back: `dense` bytes in all
+  /// (`copied_bytes`, sim/program), which this project's own kernels want. Zero for other runtimes, whose kernels take strides.
   [[nodiscard]] Seconds copies(Bytes dense) const;
+
+  [[nodiscard]] const Runtime& runtime() const { return runtime_; }
 
   /// Least time that the device's data sheet allows: max(flops / peak, bytes / bandwidth). Nothing is achieved, nothing launched.
   [[nodiscard]] Seconds limit(const OpCall& call) const;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "sim/cost/column_copies.hpp"
 #include "sim/engine/interference.hpp"
+#include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
 
@@ -15,7 +15,7 @@ Costs model_costs(const Prices& prices, const Links& links, const Parallelism& p
     return links.host_wait(group_shape(Group::expert, parallelism));
   };
   out.beside = [&prices](const Block& block) -> std::function<Seconds(const BlockNode&)> {
-    return [&prices, copied = column_copies(block)](const BlockNode& node) { return prices.copies(copied(node)); };
+    return [&prices, copied = copied_bytes(block, prices.runtime())](const BlockNode& node) { return prices.copies(copied(node)); };
   };
   out.shape = [parallelism](Group group) { return group_shape(group, parallelism); };
   out.bytes = [&links, parallelism](const CommCall& call) { return links.bytes(call, group_shape(call.group, parallelism)); };

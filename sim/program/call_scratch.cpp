@@ -16,25 +16,17 @@ const op::Split* split_of(const BlockNode& node) {
   return call ? std::get_if<op::Split>(&call->op) : nullptr;
 }
 
-/// Values that are columns of another: the pieces of splits, and gradients that lie in the gradient of the whole.
+/// Values that are columns of another: they share its memory and are less than it (pieces of splits, and what is written in place of them).
 std::vector<bool> columns_of_others(const Block& block) {
   std::vector<bool> out(block.values.size(), false);
-  for (const auto* pass : {&block.forward, &block.backward})
-    for (const BlockNode& node : *pass) {
-      if (!split_of(node)) continue;
-      if (std::get<OpCall>(node.call).pass == Pass::forward) {
-        for (const ValueId piece : node.writes) out[index(piece)] = true;
-        continue;
-      }
-      for (std::size_t o = 1; o < node.gradients.size(); ++o)
-        if (const ValueId g = node.gradients[o]; g >= 0 && block.alias[index(g)] == node.writes.front()) out[index(g)] = true;
-    }
+  for (std::size_t v = 0; v < out.size(); ++v) out[v] = block.values[v].bytes() < block.values[index(block.alias[v])].bytes();
   return out;
 }
 
 struct DenseCopies {
   const Block& block;
   std::vector<bool> columns;
+  bool all_pieces = false;   ///< of `split`: they pass one after the other, so memory holds one of them
 
   [[nodiscard]] std::int64_t of(ValueId v, const Operand& o) const {
     if (v < 0) return 0;
@@ -54,7 +46,8 @@ struct DenseCopies {
         const ValueId g = node.gradients[o];
         if (g >= 0 && block.alias[index(g)] == block.alias[index(node.gradients.front())]) continue;   // it is there already
         const std::int64_t piece = stored_bytes(contract[o].dtype, contract[o].shape).value;
-        sum = std::max(sum, piece + (g >= 0 && columns[index(g)] ? padded(piece) : 0));
+        const std::int64_t copied = piece + (g >= 0 && columns[index(g)] ? padded(piece) : 0);
+        sum = all_pieces ? sum + copied : std::max(sum, copied);
       }
       return {sum};
     }
@@ -69,6 +62,11 @@ struct DenseCopies {
 }  // namespace
 
 CallScratch dense_copies(const Block& block) { return DenseCopies{block, columns_of_others(block)}; }
+
+CallScratch copied_bytes(const Block& block, const Runtime& runtime) {
+  if (!runtime.own_kernels) return [](const BlockNode&) { return Bytes{}; };
+  return DenseCopies{block, columns_of_others(block), true};
+}
 
 CallScratch call_scratch(const Block& block, const Runtime& runtime) {
   if (runtime.own_kernels)

@@ -17,6 +17,9 @@ using CallScratch = std::function<Bytes(const BlockNode&)>;
 /// itself: the largest piece that has to be copied into its place.
 [[nodiscard]] CallScratch dense_copies(const Block& block);
 
+/// Bytes that pass through those copies, for their time: as above, but of `split` every piece. Nothing for runtimes whose kernels take strides.
+[[nodiscard]] CallScratch copied_bytes(const Block& block, const Runtime& runtime);
+
 /// By the runtime: its own kernels' scratch and copies, or the contract's.
 [[nodiscard]] CallScratch call_scratch(const Block& block, const Runtime& runtime);
 

@@ -48,8 +48,9 @@ Block side_by_side(const Block& forward, const Block& backward) {
     if (CommCall* comm = std::get_if<CommCall>(&n.call)) comm->beside_compute = comm->collective == Collective::dispatch || comm->collective == Collective::combine;
     if (shift) {
       n.is_backward = true;
-      for (ValueId& v : n.reads) v += values;
-      for (ValueId& v : n.writes) v += values;
+      for (auto* list : {&n.reads, &n.writes, &n.operands, &n.gradients})
+        for (ValueId& v : *list)
+          if (v >= 0) v += values;
       for (WeightId& w : n.weights) w += weights;
     }
     out.forward.push_back(std::move(n));

@@ -179,7 +179,7 @@ TEST(DefaultProfile, leaving_a_sample_out_misses_it_by_six_percent_in_the_median
   const Prices prices(device("h200"), h200(), {});
   std::vector<double> error;
   for (const double ratio : prices.left_out()) error.push_back(std::abs(1 / ratio - 1));
-  ASSERT_GT(error.size(), 150u);
+  ASSERT_GT(error.size(), 100u);   // of large tables not every sample
   EXPECT_LE(quantile(error, 0.5), 0.06);
   EXPECT_LE(quantile(error, 0.9), 0.22);
 }
