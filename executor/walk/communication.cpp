@@ -173,9 +173,8 @@ void Walk::land(const Block& block, const BlockNode* reader) {
       continue;
     }
     // What is waited for here was not hidden: the timeline shows it as communication.
-    if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
     each.land();
-    if (clock_) backend_.stamp();
+    if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
   }
   in_flight_ = std::move(later);
 }
