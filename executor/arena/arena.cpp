@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -12,8 +11,6 @@
 
 namespace moeplan {
 namespace {
-
-constexpr std::int64_t kAlignment = 256;
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
@@ -352,32 +349,6 @@ class Layout {
 };
 
 }  // namespace
-
-Bytes place_buffers(std::vector<ArenaBuffer>& buffers) {
-  std::vector<std::size_t> order(buffers.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::size_t a, std::size_t b) { return buffers[a].bytes.value > buffers[b].bytes.value; });
-  std::vector<std::size_t> placed;  // by offset
-  std::int64_t size = 0;
-  for (const std::size_t i : order) {
-    ArenaBuffer& mine = buffers[i];
-    const std::int64_t need = (mine.bytes.value + kAlignment - 1) / kAlignment * kAlignment;
-    std::int64_t at = 0;
-    for (const std::size_t j : placed) {
-      const ArenaBuffer& other = buffers[j];
-      if (other.last < mine.first || mine.last < other.first) continue;
-      if (at + need <= other.offset) break;
-      at = std::max(at, (other.offset + other.bytes.value + kAlignment - 1) / kAlignment * kAlignment);
-    }
-    mine.offset = at;
-    size = std::max(size, at + need);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
-                                   [&](std::size_t a, std::size_t b) { return buffers[a].offset < buffers[b].offset; }),
-                  i);
-  }
-  return {size};
-}
 
 bool goes_with_next(const Program& program, std::size_t at) {
   const auto arrives = [&](std::size_t i) {

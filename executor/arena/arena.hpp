@@ -82,8 +82,8 @@ using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 [[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
                                    const Parallelism& parallelism = {}, const CallWorkspace& scratch = {});
 
-/// Gives each buffer an offset such that no two that are alive together overlap: largest first, each at the lowest
-/// place that is free for its whole life. Returns the size of the arena.
+/// Gives each buffer an offset, a multiple of 256 bytes, such that no two that are alive together overlap. Returns the size of the arena, which is
+/// at least the most bytes alive together; what it is above that are gaps (executor/arena/place.cpp says how they are kept small).
 [[nodiscard]] Bytes place_buffers(std::vector<ArenaBuffer>& buffers);
 
 }  // namespace moeplan
