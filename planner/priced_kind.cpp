@@ -52,7 +52,7 @@ struct Setting {
   /// `copied`: the block's column copies.
   [[nodiscard]] Estimate price(const BlockNode& node, double skew, const std::function<Bytes(const BlockNode&)>& copied) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) {
-      Estimate e = shared.prices.price(*op);
+      const Estimate e = shared.memo.price(shared.prices, *op);
       const Seconds copies = shared.prices.copies(copied(node));
       return {e.median + copies, e.low + copies, e.high + copies, e.basis};
     }
