@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "planner/exchange_options.hpp"
 #include "planner/rules.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/program/program.hpp"
@@ -26,14 +27,6 @@ std::vector<int> options_of(const std::optional<int>& pin, std::int64_t n) {
   return n % *pin == 0 ? std::vector<int>{*pin} : std::vector<int>{};
 }
 
-std::int64_t routed_experts(const ModelSpec& model) {
-  std::int64_t experts = 0;
-  for (const LayerSpec& l : model.layers)
-    for (const Sublayer& s : l.sublayers)
-      if (const MoeFfn* moe = std::get_if<MoeFfn>(&s.mixer)) experts = std::max(experts, moe->experts);
-  return experts;
-}
-
 /// The stages that a pinned split has.
 std::optional<int> stages_pin(const Pins& pins) {
   if (pins.stage_layers.empty()) return pins.pp;
@@ -43,12 +36,6 @@ std::optional<int> stages_pin(const Pins& pins) {
     throw InputError("--stage-layers", fmt::format("{} numbers for {} pipeline stages{}", numbers, pins.pp ? std::to_string(*pins.pp) : "whole", chunks > 1 ? fmt::format(" of {} chunks", chunks) : ""),
                      "give one number of layers for each virtual stage");
   return stages;
-}
-
-/// Ranks that share the innermost links: tensor groups stay among them unless pinned.
-std::int64_t scale_up_domain(const ClusterSpec& cluster) {
-  const LinkTier& inner = cluster.tiers.front();
-  return inner.span == 0 ? cluster.devices() : std::min(inner.span, cluster.devices());
 }
 
 /// Degrees of a kind that is cut over tensor ranks: the pin, else divisors of `n` up to `most` that cut the model's shapes.
@@ -139,19 +126,6 @@ std::vector<ContextExchange> exchanges(const Problem& problem, const Pins& pins,
   return {ContextExchange::ring, ContextExchange::all_to_all};
 }
 
-ExpertExchange pinned_exchange(const Pins& pins) {
-  ExpertExchange x;
-  x.dispatch = pins.dispatch.value_or(x.dispatch);
-  x.route = pins.route.value_or(x.route);
-  x.chunks = pins.expert_chunks.value_or(x.chunks);
-  x.capacity_factor = pins.capacity_factor;
-  x.overflow = pins.overflow.value_or(x.overflow);
-  x.pad = pins.pad.value_or(x.pad);
-  x.replicas = pins.expert_replicas.value_or(x.replicas);
-  x.placement = pins.placement.value_or(x.replicas > 0 ? ExpertPlacement::balanced : x.placement);
-  return x;
-}
-
 /// Nothing, the pin, or every set of parts whose bytes exist: frozen weights only where some are frozen.
 std::vector<Offload> offloads(const Problem& problem, const SearchOptions& options) {
   if (options.pins.offload) return {*options.pins.offload};
@@ -231,65 +205,6 @@ std::vector<VirtualSplit> splits_of(const Pins& pins, const std::vector<int>& vi
   return out;
 }
 
-/// Ways of the expert exchange that change no result: the pin, and in a wide search pieces that overlap, the route between nodes, placement by
-/// load, and one more slot a rank where experts are frozen.
-std::vector<ExpertExchange> exchange_options(const Problem& problem, const SearchOptions& options, const Parallelism& p, Offload offload) {
-  const Pins& pins = options.pins;
-  std::vector<ExpertExchange> out{pinned_exchange(pins)};
-  const std::int64_t experts = routed_experts(problem.model);
-  if (options.search_dispatch && !pins.dispatch && p.ep > 1) {
-    out.push_back(out.front());
-    out.back().dispatch = DType::fp8;
-  }
-  const auto vary = [&](const auto& change) {
-    for (std::size_t i = 0, n = out.size(); i < n; ++i) {
-      ExpertExchange x = out[i];
-      change(x);
-      out.push_back(x);
-    }
-  };
-  // A capacity caps what an expert takes whatever its rank; which assignments are dropped costs the same.
-  if (experts > 0 && options.search_capacity && !pins.capacity_factor) {
-    const std::size_t n = out.size();
-    for (const double factor : {1.0, 1.25, 1.5, 2.0})
-      for (std::size_t i = 0; i < n; ++i) {
-        ExpertExchange x = out[i];
-        x.capacity_factor = factor;
-        out.push_back(x);
-      }
-  }
-  if (options.search_overflow && !pins.overflow)
-    for (std::size_t i = 0, n = out.size(); i < n; ++i)
-      if (out[i].capacity_factor) {
-        out.push_back(out[i]);
-        out.back().overflow = Overflow::reroute;
-      }
-  if (!options.wide || p.ep == 1 || experts == 0) return out;
-  if (!pins.route && static_cast<std::int64_t>(p.ep) * p.etp > scale_up_domain(problem.cluster)) vary([](ExpertExchange& x) { x.route = DispatchRoute::direct; });
-  if (!pins.placement && !pins.expert_replicas) {
-    const std::size_t n = out.size();
-    vary([](ExpertExchange& x) { x.placement = ExpertPlacement::balanced; });
-    if (problem.workload.experts.training == Training::frozen && experts / p.ep > 1) {
-      for (std::size_t i = 0; i < n; ++i) {
-        ExpertExchange x = out[i];
-        x.placement = ExpertPlacement::balanced;
-        x.replicas = p.ep;
-        out.push_back(x);
-      }
-    }
-  }
-  if (!pins.expert_chunks && !offloads_activations(offload)) {
-    const std::size_t n = out.size();
-    for (const std::int64_t chunks : {2, 4})
-      for (std::size_t i = 0; i < n; ++i) {
-        ExpertExchange x = out[i];
-        x.chunks = chunks;
-        out.push_back(x);
-      }
-  }
-  return out;
-}
-
 }  // namespace
 
 std::vector<std::int64_t> even_stages(std::int64_t layers, int stages) {
@@ -325,7 +240,8 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   const std::vector<Parallelism> all = layouts(problem, pins);
   if (all.empty()) {
     const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
-    throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}", problem.cluster.devices(), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
+    const std::optional<int> stages = stages_pin(pins);
+    throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}{}", problem.cluster.devices(), pins.pp || !stages ? "" : fmt::format(" {} stages (--stage-layers)", *stages), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
                                                 shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard)),
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }

@@ -11,6 +11,7 @@ std::optional<std::string> exchange_runs(const Problem& problem, const Plan& pla
   if (x.dispatch != DType::bf16 && x.dispatch != DType::fp8) return fmt::format("tokens travel to experts as bf16 or fp8, not as {}", name_of(x.dispatch));
   if (x.chunks > 1 && offloads_activations(plan.offload)) return fmt::format("{} chunks of the exchange beside activations in host memory", x.chunks);
   if (x.pad && !x.capacity_factor) return "padding to capacity needs a capacity factor";
+  if (x.replicas > 0 && plan.parallelism.ep == 1) return fmt::format("{} replicas of experts on one expert rank, which has every expert already", x.replicas);
   if (x.replicas > 0 && x.placement == ExpertPlacement::contiguous) return fmt::format("{} replicas of experts in their order: replicas follow the load, with placement balanced or hierarchical", x.replicas);
   // Copies of a trained expert would each see a part of its gradient, and programs do not sum it over copies.
   if (x.replicas > 0 && problem.workload.experts.training != Training::frozen) return fmt::format("{} replicas of experts that are trained ({})", x.replicas, name_of(problem.workload.experts.training));

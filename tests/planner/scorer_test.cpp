@@ -249,6 +249,65 @@ TEST(Search, KeepsWhatBruteForceKeepsOverTheWideSpace) {
   expect_what_brute_force_keeps(problem("tiny-kimi-k3", 8, Training::full), options);   // zero bubble, no replicas
 }
 
+// Everything that is searched only on demand, in a wide search: types of dispatch, capacities, what overflows, host memory; and where an expert
+// group spans nodes, routes and placements that keep groups of experts on them.
+TEST(Search, KeepsWhatBruteForceKeepsOverWhatIsAskedFor) {
+  SearchOptions options;
+  options.wide = options.search_dispatch = options.search_capacity = options.search_overflow = options.search_offload = true;
+  options.pins.micro_batch = 1;
+  options.pins.tp = 1;
+  options.pins.pp = 2;
+  options.pins.ep = 4;
+  options.pins.recompute = Recompute::none;
+  options.pins.frozen_storage = DType::bf16;
+  options.pins.schedule = Schedule::one_forward_one_backward;
+  options.pins.expert_chunks = 1;
+  options.pins.placement = ExpertPlacement::contiguous;
+  const Problem p = problem("tiny-kimi-k3", 8);
+  std::set<std::tuple<DType, double, Overflow, Offload>> seen;
+  for (const Grid::Block& b : grid(p, options).blocks) seen.emplace(b.plan.experts.dispatch, b.plan.experts.capacity_factor.value_or(0), b.plan.experts.overflow, b.plan.offload);
+  for (const double capacity : {1.0, 1.25, 1.5, 2.0}) EXPECT_TRUE(seen.contains({DType::fp8, capacity, Overflow::reroute, Offload::weights})) << capacity;
+  EXPECT_TRUE(seen.contains({DType::bf16, 0, ExpertExchange{}.overflow, Offload::none}));
+  expect_what_brute_force_keeps(p, options);
+
+  SearchOptions spanning;
+  spanning.wide = true;
+  spanning.pins.micro_batch = 1;
+  spanning.pins.pp = 1;
+  spanning.pins.ep = 16;
+  spanning.pins.recompute = Recompute::none;
+  spanning.pins.frozen_storage = DType::bf16;
+  spanning.pins.expert_chunks = 1;
+  const Problem nodes = problem("qwen3-30b-a3b", 16);
+  std::set<std::pair<ExpertPlacement, DispatchRoute>> ways;
+  for (const Grid::Block& b : grid(nodes, spanning).blocks) ways.emplace(b.plan.experts.placement, b.plan.experts.route);
+  EXPECT_EQ(ways.size(), 6u) << "in order, balanced, hierarchical; two hops, direct";
+  expect_what_brute_force_keeps(nodes, spanning);
+}
+
+TEST(Search, OverOptimizersKeepsTheBestPlanOfTheBestOptimizer) {
+  SearchOptions options;
+  options.pins.micro_batch = 1;
+  options.pins.recompute = Recompute::none;
+  Problem p = problem("tiny-kimi-k3", 8, Training::full);
+  double best = 0;
+  std::int64_t searched = 0;
+  OptimizerKind of_best{};
+  for (const auto& [kind, name] : EnumNames<OptimizerKind>::names) {
+    p.workload.optimizer = kind;
+    const Answer answer = plan(p, options);
+    searched += answer.searched;
+    const double low = answer.plans.front().forecast.tokens_per_second_interval.low;
+    if (low > best * 1.005) best = low, of_best = kind;   // equal within a step of ranking: the earlier one may keep its place by memory
+  }
+  options.search_optimizer = true;
+  const Answer all = plan(p, options);
+  EXPECT_EQ(all.searched, searched);
+  EXPECT_GE(all.plans.front().forecast.tokens_per_second_interval.low, best * (1 - 0.01));
+  ASSERT_EQ(all.optimizers.size(), all.plans.size());
+  EXPECT_LE(all.plans.front().forecast.tokens_per_second_interval.low, best * 1.01) << name_of(of_best);
+}
+
 TEST(Search, AnswersAWideSearchTheSameOnOneAndManyThreads) {
   SearchOptions options;
   options.wide = true;
