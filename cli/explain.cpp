@@ -108,7 +108,7 @@ Choice choice(const LoadedPlan& loaded, const Forecast& f, int threads) {
 }
 
 std::string plan_words(const Plan& p) {
-  return fmt::format("{}; micro-batch {}; recompute {}; frozen as {}{}", layout_text(p.parallelism), p.micro_batch, name_of(p.recompute), name_of(p.frozen_storage),
+  return fmt::format("{}{}; micro-batch {}; recompute {}; frozen as {}{}", layout_text(p.parallelism), order_text(p), p.micro_batch, name_of(p.recompute), name_of(p.frozen_storage),
                      p.reshard_after_forward ? "" : "; gathered weights kept");
 }
 

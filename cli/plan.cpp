@@ -88,16 +88,19 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   const bool priced = std::any_of(answer.plans.begin(), answer.plans.end(), [](const auto& p) { return p.forecast.cost_usd.has_value(); });
   const bool hours = std::any_of(answer.plans.begin(), answer.plans.end(), [](const auto& p) { return p.forecast.device_hours.has_value(); });
   const std::size_t shown_plans = std::min(answer.plans.size(), static_cast<std::size_t>(options.top));
+  std::string besides;   // of plans that do more than their layout says
   const auto on_front = [&](std::size_t i) { return std::find(answer.pareto.begin(), answer.pareto.end(), i) != answer.pareto.end(); };
   const auto add = [&](std::size_t i) {
     const RankedPlan& r = answer.plans[i];
     const Forecast& f = r.forecast;
-    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism) + order_text(r.plan) + (answer.optimizers.empty() ? "" : fmt::format(", {}", name_of(answer.optimizers[i]))), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
+    std::vector<std::string> row{fmt::format("{}{}", i + 1, on_front(i) ? "*" : ""), layout_text(r.plan.parallelism), fmt::format("{} x {}", r.plan.micro_batch, r.plan.micro_batches),
                                  std::string(name_of(r.plan.recompute)) + (r.plan.offload == Offload::none ? "" : fmt::format(", host: {}", name_of(r.plan.offload))), std::string(name_of(r.plan.frozen_storage)), duration(f.step),
                                  fmt::format("{:.0f}", f.tokens_per_second_per_device), percent(f.mfu), human(f.memory_p95.peak())};
     if (priced) row.push_back(f.cost_usd ? dollars(*f.cost_usd) : "");
     else if (hours) row.push_back(f.device_hours ? grouped(static_cast<std::int64_t>(*f.device_hours + 0.5)) : "");
     rows.push_back(std::move(row));
+    const std::string more = (answer.optimizers.empty() ? "" : fmt::format(", {}", name_of(answer.optimizers[i]))) + order_text(r.plan);
+    if (!more.empty()) besides += "  " + wrapped(fmt::format("{}: {}", i + 1, more.substr(2)), kWidth - 2, 6) + "\n";
   };
   for (std::size_t i = 0; i < shown_plans; ++i) add(i);
   // Of the Pareto front behind the best ones, the plan that needs least memory says how far one can go down.
@@ -105,7 +108,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
   std::vector<Column> columns{{"#"}, {"layout"}, {"batch"}, {"recompute"}, {"frozen"}, {"step", true}, {"tok/s/GPU", true}, {"MFU", true}, {"peak", true}};
   if (priced) columns.push_back({"cost", true});
   else if (hours) columns.push_back({"GPU-hours", true});
-  std::string out = heading(context, "plans, best first") + "\n" + table(columns, rows);
+  std::string out = heading(context, "plans, best first") + "\n" + table(columns, rows) + besides;
   out += wrapped("  layout: degrees above 1 (dpRxS: R replicas of S shards, es: shards of the experts); batch: sequences a micro-batch x micro-batches a step; peak: memory of the fullest GPU, 95th percentile of the expert load; *: on the Pareto front of speed and memory, "
                  "whose last plan closes the list.", kWidth, 2) + "\n";
   const Forecast& best = answer.plans.front().forecast;

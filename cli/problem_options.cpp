@@ -1,6 +1,7 @@
 #include "cli/problem_options.hpp"
 
 #include <charconv>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "core/read.hpp"
@@ -28,6 +29,14 @@ std::optional<double> factor(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || !(value >= 1e-3 && value <= 1024)) return std::nullopt;
   return value;
+}
+
+/// For a check of an option: what is wrong with a number of tokens, or nothing.
+std::string more_than_nothing(const std::string& words) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(words.data(), words.data() + words.size(), value);
+  const bool number = error == std::errc() && end == words.data() + words.size() && std::isfinite(value);
+  return number && value > 0 ? "" : words + " is no number above 0";
 }
 
 std::optional<std::string> given(const std::string& text) { return text.empty() ? std::nullopt : std::optional(text); }
@@ -94,7 +103,7 @@ std::shared_ptr<ProblemOptions> add_problem_options(CLI::App& app) {
   };
   positive("--seq", o->named.sequence_length, "tokens per sequence");
   positive("--global-batch", o->named.global_batch, "sequences per step");
-  app.add_option("--tokens", o->named.tokens, "tokens to train on in all, e.g. 1e9")->check(CLI::PositiveNumber)->group(overrides);
+  app.add_option("--tokens", o->named.tokens, "tokens to train on in all, e.g. 1e9")->check(more_than_nothing)->group(overrides);
   app.add_option("--method", o->method, "lora or full")->group(overrides);
   positive("--rank", o->named.rank, "LoRA rank; alpha becomes twice as much");
   app.add_option("--targets", o->named.targets, "weight classes to train: attention,dense,shared,experts,router,embedding,head")->delimiter(',')->group(overrides);
