@@ -45,6 +45,14 @@ void RankGroups::each(const F& f) const {
     if (c) f(*c);
   for (const auto& [ranks, c] : neighbours_) f(*c);
   if (stage_) f(*stage_);
+  if (node_) f(*node_);
+  if (between_nodes_) f(*between_nodes_);
+}
+
+void RankGroups::split_nodes(int ranks) {
+  Communicator& experts = need(Group::expert);
+  node_ = experts.split(experts.rank() / ranks, experts.rank(), "node");
+  between_nodes_ = experts.split(experts.rank() % ranks, experts.rank(), "between_nodes");
 }
 
 CommCounters RankGroups::counters() const {

@@ -26,6 +26,11 @@ class RankGroups {
   [[nodiscard]] Communicator* of(Group group) const;
   /// Of a group that has more than one rank.
   [[nodiscard]] Communicator& need(Group group) const;
+  /// Cuts the expert group into nodes of so many ranks each, and into ways between those of the same number on all
+  /// nodes. All its ranks call it.
+  void split_nodes(int ranks);
+  [[nodiscard]] Communicator* node() const { return node_.get(); }
+  [[nodiscard]] Communicator* between_nodes() const { return between_nodes_.get(); }
   /// `ranks` neighbours of a group, or the whole of it.
   [[nodiscard]] Communicator& sharers(Group group, int ranks) const;
   /// What all communicators of this rank have counted together.
@@ -45,6 +50,7 @@ class RankGroups {
   RankPlace place_;
   std::unique_ptr<Communicator> stage_;
   std::array<std::unique_ptr<Communicator>, EnumNames<Group>::names.size()> groups_;
+  std::unique_ptr<Communicator> node_, between_nodes_;       ///< of the expert group
   std::map<int, std::unique_ptr<Communicator>> neighbours_;  ///< of the tensor group, by how many
 };
 

@@ -158,6 +158,23 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
                        "a plan for the runtime moeplan or cpu");
 }
 
+bool tokens_go_once(const Problem& problem, const Plan& plan, const WalkOptions& options) {
+  return problem.runtime.deduplicated_dispatch && plan.parallelism.ep > 1 && plan.experts.chunks == 1 && !options.slice;
+}
+
+int ranks_of_a_node(const Problem& problem, const Plan& plan) {
+  const Parallelism& p = plan.parallelism;
+  const auto devices = static_cast<int>(problem.cluster.devices_per_node);
+  if (plan.experts.route == DispatchRoute::direct || devices < p.etp || devices % p.etp != 0) return 0;
+  const int ranks = devices / p.etp;
+  return ranks > 1 && ranks < p.ep && p.ep % ranks == 0 ? ranks : 0;
+}
+
+void exchange_once(Program& program, const Problem& problem, const Plan& plan, const WalkOptions& options) {
+  if (!tokens_go_once(problem, plan, options)) return;
+  for (Block& b : program.blocks) b = exchanged_once(std::move(b));
+}
+
 Program lower_for_run(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank) {
   Program program = lower(problem, plan, rank, std::min(options.routed_bound, static_cast<double>(plan.parallelism.ep)));
   if (plan.parallelism.pp > 1) order_messages(program, plan);

@@ -129,7 +129,10 @@ class Account {
           break;
         case Collective::dispatch:
         case Collective::combine:
-          rows(i, comm->collective, b.values[index(to)], *comm, piece_of(b, n));
+          if (n.operands.empty())
+            rows(i, comm->collective, b.values[index(to)], *comm, piece_of(b, n));
+          else
+            tokens(i, n, b.values[index(to)], *comm);
           break;
         default:
           throw std::logic_error("a call that the executor does not run");
@@ -145,6 +148,30 @@ class Account {
     const std::int64_t kept_here = r.sent[own];
     const std::int64_t all = collective == Collective::dispatch ? r.sent_rows() : r.received_rows();
     add(CommKind::all_to_all, all * row, (all - kept_here) * row);
+  }
+
+  /// Tokens once to each rank: their rows; on the way there the first time also the choices and weights of their
+  /// copies, and with the gradients of the results those of the weights come back.
+  void tokens(const Instance& i, const BlockNode& n, const Value& v, const CommCall& comm) {
+    const Routes& r = *routes_.at({i.slot, i.micro_batch});
+    const std::int64_t row = v.shape[v.shape.rank - 1] * plain_bytes(held_(v.dtype)),
+                       top_k = comm.rows / std::max<std::int64_t>(1, comm.tokens);
+    const bool dispatch = comm.collective == Collective::dispatch;
+    for (const HopRows& hop : r.hops) {
+      const auto there = [&](std::int64_t bytes) {
+        add(CommKind::all_to_all, hop.sent * bytes, (hop.sent - hop.own) * bytes);
+      };
+      const auto back = [&](std::int64_t bytes) {
+        add(CommKind::all_to_all, hop.received * bytes, (hop.received - hop.own) * bytes);
+      };
+      if (!dispatch) {
+        back(row);
+        continue;
+      }
+      there(row);
+      if (n.operands.size() == 3 && i.phase == Phase::forward) there(4 * 2 * top_k);
+      if (n.operands.size() == 2 && n.gradients.front() >= 0) back(4 * top_k);
+    }
   }
 
   /// Rows or states from run to run; between two runs of one rank nothing travels.

@@ -45,6 +45,16 @@ constexpr std::int64_t kSquares = 64;  ///< bytes of the step size; the sums of 
 
 }  // namespace
 
+namespace {
+
+Program rank_program(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank) {
+  Program out = lower_for_run(problem, plan, options, rank);
+  exchange_once(out, problem, plan, options);
+  return out;
+}
+
+}  // namespace
+
 double learning_rate(const TrainOptions& o, std::int64_t step) {
   if (step <= o.warmup) return o.learning_rate * static_cast<double>(step) / static_cast<double>(o.warmup);
   const double rest = static_cast<double>(std::max<std::int64_t>(1, o.steps - o.warmup)),
@@ -59,7 +69,7 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
       backend_(backend),
       options_(options),
       program_((refuse_what_cannot_run(problem, plan, backend, options.walk, world ? world->size() : 1),
-                lower_for_run(problem, plan, options.walk, world ? world->rank() : 0))),
+                rank_program(problem, plan, options.walk, world ? world->rank() : 0))),
       progress_(progress) {
   if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism, tensor_neighbours(problem, plan));
   parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{}, Keep::all,

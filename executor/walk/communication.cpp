@@ -62,7 +62,8 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   const ValueId in = whole_of(b, n.reads.front()), out = whole_of(b, n.writes.front());
   const TensorView from = value_view(i.slot, place, in, b.values[index(in)].shape, state);
   const TensorView to = value_view(i.slot, place, out, b.values[index(out)].shape, state);
-  if (routed.routed) return exchange_rows(i, n, routed, from, to, state);
+  if (comm.group == Group::expert && !n.operands.empty()) return exchange_once(i, n, place, to, state);
+  if (routed.routed) return exchange_rows(i, n, routed, place, from, to, state);
   if (is_merge(b, n)) return merge_loss(i, n, place, state);
   if (comm.group == Group::context && comm.collective == Collective::send_receive)
     return comm.rows > 0 ? pass_rows(i, n, place, state) : pass_round(i, n, place, state);
@@ -92,8 +93,9 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
 }
 
 /// Before rows go to the experts the first time: how many of whom. Expert-tensor ranks take the rows of all of them.
-void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ordinal, const TensorView& to,
-                        MicroBatchState& state) {
+void Walk::learn_routes(const Instance& i, const BlockNode& n, std::size_t ordinal, const PassPlacement& place,
+                        const TensorView& to, MicroBatchState& state) {
+  const CommCall& comm = std::get<CommCall>(n.call);
   auto& routes = state.routes[index(i.slot)];
   routes.resize(std::max(routes.size(), ordinal + 1));
   Routes& mine = routes[ordinal];
@@ -104,10 +106,12 @@ void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ord
   const bool neighbours = comm.group == Group::expert_tensor;
   Communicator& group = ranks_->need(comm.group);
   const Slots slots = parameters_.slots(layer);
-  if (!neighbours)
+  if (!neighbours && !n.operands.empty())
+    mine = learn_tokens(i, n, place, state);
+  else if (!neighbours)
     mine = options_.slice ? slice_routes(kept, options_.slice->at({layer, i.micro_batch}), group.rank(), group.size())
                           : exchange_counts(group, kept, slots ? std::span(*slots) : std::span<const std::int64_t>{},
-                                 plan_.experts.chunks);
+                                            plan_.experts.chunks);
   else if (plan_.parallelism.ep == 1)
     mine = {.local_experts = static_cast<std::int64_t>(experts),
             .sent = {},
@@ -128,8 +132,8 @@ void Walk::learn_routes(const Instance& i, const CommCall& comm, std::size_t ord
                     layer, i.micro_batch, rows, ranks_->place().rank, bound));
 }
 
-void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, TensorView from, TensorView to,
-                         MicroBatchState& state) {
+void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+                         TensorView from, TensorView to, MicroBatchState& state) {
   const CommCall& comm = std::get<CommCall>(n.call);
   const bool dispatch = comm.collective == Collective::dispatch, forward = i.phase == Phase::forward;
   tell(forward ? (dispatch ? "forward dispatch" : "forward combine")
@@ -138,7 +142,7 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
   auto& routes = state.routes[index(i.slot)];
   const bool neighbours = comm.group == Group::expert_tensor;
   if (forward && routed.piece <= 0 && (dispatch || (neighbours && comm.collective == Collective::all_gather)))
-    learn_routes(i, comm, routed.ordinal, to, state);
+    learn_routes(i, n, routed.ordinal, place, to, state);
   Exchange by{group, backend_, staging_.get()};
   const Routes& all = routes.at(routed.ordinal);
   if (neighbours) {

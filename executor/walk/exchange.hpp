@@ -24,6 +24,11 @@ struct RowRun {
   bool operator==(const RowRun&) const = default;
 };
 
+/// Rows of tokens that one hop moves (executor/walk/once.hpp): those sent, those received, those of it that stay on the rank.
+struct HopRows {
+  std::int64_t sent = 0, received = 0, own = 0;
+};
+
 /// Rows of one layer and micro-batch over the ranks of an expert group. Where a placement says which slot of which rank
 /// has which expert, a "local expert" is a slot here.
 struct Routes {
@@ -36,6 +41,7 @@ struct Routes {
   std::vector<std::int64_t> rows_in_calls{};
   std::vector<RowRun>
       pieces{};  ///< this rank's rows (by expert) in the order in which they are sent (by slot); empty: as they lie
+  std::vector<HopRows> hops{};   ///< where tokens go once to each rank or node; `sent` and `received` are empty then
   std::vector<Routes> parts{};   ///< of an exchange in pieces: each piece's, whose rows are in `pieces`
   std::int64_t sent_before = 0, received_before = 0;   ///< of a piece: rows of those before it
   [[nodiscard]] std::int64_t sent_rows() const;

@@ -79,6 +79,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   gathered_.assign(program.slots.size(), -1);
   arriving_.resize(program.slots.size());
   find_staging();
+  find_ways();
 }
 
 void Walk::note_block(const Block& b) {

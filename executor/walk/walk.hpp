@@ -14,6 +14,7 @@
 #include "executor/walk/batch.hpp"
 #include "executor/walk/context.hpp"
 #include "executor/walk/exchange.hpp"
+#include "executor/walk/once.hpp"
 
 namespace moeplan {
 
@@ -100,7 +101,7 @@ class Walk {
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
   [[nodiscard]] Bytes staging() const {
-    return staging_bytes_;
+    return staging_bytes_ + rooms_.bytes();
   }  ///< held beside the arena for exchanges and reductions
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
@@ -155,6 +156,7 @@ class Walk {
       std::int64_t dropped = 0;
     };
     std::map<std::pair<std::int32_t, std::size_t>, Limited> limited;
+    std::map<std::int32_t, OnceRoutes> once;  ///< by slot
     MicroBatchResult result;
   };
   float run(std::int32_t micro_batch, const Batch& batch, float share, float balance_share);
@@ -172,10 +174,15 @@ class Walk {
                std::int32_t workspace, MicroBatchState& state);
   void communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                    MicroBatchState& state);
-  void learn_routes(const Instance& i, const CommCall& comm, std::size_t ordinal, const TensorView& to,
-                    MicroBatchState& state);
-  void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, TensorView from, TensorView to,
+  void learn_routes(const Instance& i, const BlockNode& n, std::size_t ordinal, const PassPlacement& place,
+                    const TensorView& to, MicroBatchState& state);
+  void exchange_once(const Instance& i, const BlockNode& n, const PassPlacement& place, const TensorView& to,
                      MicroBatchState& state);
+  [[nodiscard]] Routes learn_tokens(const Instance& i, const BlockNode& n, const PassPlacement& place,
+                                    MicroBatchState& state);
+  void find_ways();
+  void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
+                     TensorView from, TensorView to, MicroBatchState& state);
   void land(const Block& block, const BlockNode* reader);
   [[nodiscard]] static TensorView from_row(TensorView view, std::int64_t row);
   [[nodiscard]] bool is_cut(std::int32_t slot, ValueId v) const;
@@ -284,6 +291,9 @@ class Walk {
     Landing land;
   };
   std::vector<InFlight> in_flight_;
+  /// The ways of tokens that go once to each rank, and how many expert ranks one rank of each stands for.
+  std::vector<std::pair<Communicator*, std::int64_t>> ways_;
+  OnceRooms rooms_;
   std::vector<BlockNotes> notes_;
   std::vector<std::pair<Backend::Memory, std::int64_t>> longer_;  ///< of calls on longer runs: memory and its bytes
   std::size_t taken_ = 0;

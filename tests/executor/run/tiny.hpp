@@ -85,6 +85,7 @@ inline Problem problem(ModelSpec model, Workload workload) {
   p.model_name = model.name;
   p.model = std::move(model);
   p.workload = std::move(workload);
+  p.runtime.deduplicated_dispatch = false;
   return p;
 }
 

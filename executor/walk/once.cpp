@@ -1,0 +1,269 @@
+#include "executor/walk/once.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "executor/backend/convert.hpp"
+
+namespace moeplan {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::int64_t sum(const std::vector<std::int64_t>& v) { return std::accumulate(v.begin(), v.end(), std::int64_t{0}); }
+
+TensorView in(Room& room, DType type, const Shape& shape, Backend& backend) {
+  const std::int64_t bytes = std::max<std::int64_t>(256, plain_bytes(type) * shape.elements());
+  if (room.bytes < bytes) {
+    room.memory.reset();
+    room.memory = backend.allocate({bytes}, "tokens on their way to experts");
+    room.bytes = bytes;
+  }
+  return {room.memory.get(), type, shape};
+}
+
+void write(const TensorView& to, const std::vector<std::int64_t>& from, Backend& backend) {
+  if (!from.empty()) backend.write(to, std::vector<float>(from.begin(), from.end()));
+}
+
+std::vector<std::int64_t> scaled(std::vector<std::int64_t> rows, std::int64_t by) {
+  for (std::int64_t& n : rows) n *= by;
+  return rows;
+}
+
+/// Rows of `width` elements from rank to rank.
+void exchange(Communicator& group, const TensorView& from, const std::vector<std::int64_t>& sent, const TensorView& to,
+              const std::vector<std::int64_t>& received, std::int64_t width, Backend& backend) {
+  const Wire wire = wire_of(from.dtype);
+  after_compute(group, backend);
+  group.all_to_all(from.data, scaled(sent, width * wire.per_element), to.data,
+                   scaled(received, width * wire.per_element), wire.dtype);
+  before_compute(group, backend);
+}
+
+/// Numbers of each row, by way of the host.
+std::vector<float> exchange_numbers(Hop& hop, std::span<const float> mine, std::int64_t width, bool back,
+                                    Backend& backend, OnceRooms& rooms) {
+  const std::vector<std::int64_t>&sent = back ? hop.received : hop.sent, &received = back ? hop.sent : hop.received;
+  const std::int64_t here = sum(sent) * width, there = sum(received) * width;
+  const TensorView all = in(rooms.words, DType::f32, {here + there}, backend);
+  const TensorView from{all.data, DType::f32, {here}}, to{all.data + 4 * here, DType::f32, {there}};
+  if (here > 0) backend.write(from, mine);
+  exchange(*hop.group, from, sent, to, received, width, backend);
+  std::vector<float> out(index(there));
+  backend.wait();
+  if (there > 0) backend.read(to, out);
+  return out;
+}
+
+op::Permute permute_of(std::int64_t tokens, std::int64_t top, std::int64_t width, std::int64_t kinds) {
+  return {.tokens = tokens, .top_k = top, .width = width, .experts = kinds};
+}
+
+/// Rows once for each choice; in `to`, which has room for all of them.
+void copy_rows(const op::Permute& op, const TensorView& x, const TensorView& choices, const TensorView& map,
+               const TensorView& to, Backend& backend) {
+  if (op.tokens == 0) return;
+  backend.call({op, Pass::forward, {}}, std::array{x, choices, to, map}, std::array<TensorView, 4>{}, {});
+}
+
+/// And their sum.
+void sum_rows(const op::Permute& op, const TensorView& rows, const TensorView& choices, const TensorView& map,
+              const TensorView& x, Backend& backend) {
+  if (op.tokens == 0) return;
+  backend.call({op, Pass::backward, {}}, std::array{TensorView{}, choices, TensorView{}, map},
+               std::array{x, TensorView{}, rows, TensorView{}}, {});
+}
+
+TensorView choices_of(Hop& hop) { return {hop.choices.memory.get(), DType::i32, {hop.tokens, hop.top}}; }
+TensorView map_of(Hop& hop) { return {hop.map.memory.get(), DType::i32, {hop.tokens, hop.top}}; }
+
+std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
+
+/// All hops there: what has arrived, in `rooms.back`.
+TensorView there(OnceRoutes& routes, const TensorView& x, Backend& backend, OnceRooms& rooms) {
+  TensorView rows = x;
+  const std::int64_t width = width_of(x);
+  for (Hop& hop : routes.hops) {
+    const op::Permute op = permute_of(hop.tokens, hop.top, width, hop.group->size());
+    const TensorView out = in(rooms.there, x.dtype, {hop.tokens * hop.top, width}, backend);
+    rows.shape = {hop.tokens, width};
+    copy_rows(op, rows, choices_of(hop), map_of(hop), out, backend);
+    rows = in(rooms.back, x.dtype, {hop.rows.received, width}, backend);
+    exchange(*hop.group, out, hop.sent, rows, hop.received, width, backend);
+  }
+  return rows;
+}
+
+/// All hops back: `rows` of the tokens that had arrived -> `y`, summed over where they had gone.
+void back(OnceRoutes& routes, TensorView rows, const TensorView& y, Backend& backend, OnceRooms& rooms) {
+  const std::int64_t width = width_of(y);
+  for (std::size_t h = routes.hops.size(); h-- > 0;) {
+    Hop& hop = routes.hops[h];
+    const TensorView out = in(rooms.there, y.dtype, {hop.tokens * hop.top, width}, backend);
+    exchange(*hop.group, rows, hop.received, out, hop.sent, width, backend);
+    TensorView to = h == 0 ? y : in(rooms.back, y.dtype, {hop.tokens, width}, backend);
+    to.shape = {hop.tokens, width};
+    sum_rows(permute_of(hop.tokens, hop.top, width, hop.group->size()), out, choices_of(hop), map_of(hop), to, backend);
+    rows = to;
+  }
+}
+
+/// The first `n` rows.
+TensorView first(TensorView t, std::int64_t n) {
+  t.shape = {n, width_of(t)};
+  return t;
+}
+
+TensorView local_choices(OnceRoutes& r) { return {r.choices.memory.get(), DType::i32, {r.arrived, r.top}}; }
+TensorView local_map(OnceRoutes& r) { return {r.map.memory.get(), DType::i32, {r.arrived, r.top}}; }
+TensorView local_weights(OnceRoutes& r) { return {r.weights.memory.get(), DType::f32, {r.arrived, r.top}}; }
+op::Permute local_permute(const OnceRoutes& r, std::int64_t width) {
+  return permute_of(r.arrived, r.top, width, static_cast<std::int64_t>(r.rows_of_expert.size()));
+}
+
+}  // namespace
+
+void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, std::int64_t>>& groups,
+                std::int64_t first_slot, std::int64_t local_slots, std::int64_t tokens, std::int64_t top_k,
+                std::vector<std::int64_t> slots, std::vector<float> weights, Backend& backend, OnceRooms& rooms) {
+  routes.tokens = tokens, routes.top_k = top_k;
+  routes.hops.resize(groups.size());
+  std::int64_t here = tokens;
+  for (std::size_t h = 0; h < groups.size(); ++h) {
+    const auto& [group, each] = groups[h];
+    Hop& hop = routes.hops[h];
+    const auto ranks = static_cast<std::int64_t>(group->size());
+    hop.group = group, hop.tokens = here, hop.top = 1, hop.order.clear();
+    std::vector<std::vector<std::int64_t>> ways(index(here));  // of each row, ascending
+    std::vector<std::vector<std::int64_t>> rows_for(index(ranks));
+    for (std::int64_t t = 0; t < here; ++t) {
+      auto& way = ways[index(t)];
+      for (std::int64_t j = 0; j < top_k; ++j)
+        if (const std::int64_t s = slots[index(t * top_k + j)]; s >= 0) way.push_back(s / each % ranks);
+      std::sort(way.begin(), way.end());
+      way.erase(std::unique(way.begin(), way.end()), way.end());
+      hop.top = std::max(hop.top, static_cast<std::int64_t>(way.size()));
+      for (const std::int64_t r : way) rows_for[index(r)].push_back(t);
+    }
+    std::vector<std::int64_t> choices(index(here * hop.top), -1);
+    for (std::int64_t t = 0; t < here; ++t)
+      std::copy(ways[index(t)].begin(), ways[index(t)].end(), choices.begin() + t * hop.top);
+    hop.sent.clear();
+    std::vector<float> numbers;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      hop.sent.push_back(static_cast<std::int64_t>(rows_for[index(r)].size()));
+      for (const std::int64_t t : rows_for[index(r)]) {
+        hop.order.push_back(t);
+        for (std::int64_t j = 0; j < top_k; ++j) {
+          const std::int64_t s = slots[index(t * top_k + j)];
+          numbers.push_back(s >= 0 && s / each % ranks == r ? static_cast<float>(s) : -1.0f);
+        }
+        numbers.insert(numbers.end(), weights.begin() + t * top_k, weights.begin() + (t + 1) * top_k);
+      }
+    }
+    const std::vector<std::int64_t> all = group->gather_words(hop.sent);
+    hop.received.clear();
+    for (std::int64_t r = 0; r < ranks; ++r) hop.received.push_back(all[index(r * ranks + group->rank())]);
+    hop.rows = {.sent = sum(hop.sent), .received = sum(hop.received), .own = hop.sent[index(group->rank())]};
+    write(in(hop.choices, DType::i32, {here, hop.top}, backend), choices, backend);
+    (void)in(hop.map, DType::i32, {here, hop.top}, backend);
+    const std::vector<float> arrived = exchange_numbers(hop, numbers, 2 * top_k, false, backend, rooms);
+    here = hop.rows.received;
+    slots.assign(index(here * top_k), -1), weights.assign(index(here * top_k), 0.0f);
+    for (std::int64_t t = 0; t < here; ++t)
+      for (std::int64_t j = 0; j < top_k; ++j) {
+        slots[index(t * top_k + j)] = static_cast<std::int64_t>(arrived[index(2 * t * top_k + j)]);
+        weights[index(t * top_k + j)] = arrived[index((2 * t + 1) * top_k + j)];
+      }
+  }
+  routes.arrived = here, routes.top = 1, routes.rows = 0;
+  for (std::int64_t t = 0; t < here; ++t)
+    routes.top = std::max(
+        routes.top, static_cast<std::int64_t>(std::count_if(slots.begin() + t * top_k, slots.begin() + (t + 1) * top_k,
+                                                            [](std::int64_t s) { return s >= 0; })));
+  routes.rows_of_expert.assign(index(local_slots), 0);
+  routes.place.assign(index(here * routes.top), -1);
+  std::vector<std::int64_t> choices(routes.place.size(), -1);
+  std::vector<float> shares(routes.place.size(), 0.0f);
+  for (std::int64_t t = 0; t < here; ++t) {
+    std::int64_t at = t * routes.top;
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const std::int64_t s = slots[index(t * top_k + j)];
+      if (s < 0) continue;
+      choices[index(at)] = s - first_slot, shares[index(at)] = weights[index(t * top_k + j)],
+      routes.place[index(at++)] = j;
+      ++routes.rows_of_expert.at(index(s - first_slot)), ++routes.rows;
+    }
+  }
+  write(in(routes.choices, DType::i32, {here, routes.top}, backend), choices, backend);
+  const TensorView w = in(routes.weights, DType::f32, {here, routes.top}, backend);
+  if (!shares.empty()) backend.write(w, shares);
+  (void)in(routes.map, DType::i32, {here, routes.top}, backend);
+}
+
+void dispatch_once(OnceRoutes& routes, const TensorView& x, const TensorView& to, Backend& backend, OnceRooms& rooms) {
+  const std::int64_t width = width_of(x);
+  const TensorView arrived = there(routes, x, backend, rooms);
+  const TensorView copies = in(rooms.copies, x.dtype, {routes.arrived * routes.top, width}, backend);
+  copy_rows(local_permute(routes, width), arrived, local_choices(routes), local_map(routes), copies, backend);
+  if (routes.rows > 0) backend.copy(first(copies, routes.rows), first(to, routes.rows));
+}
+
+void collect_once(OnceRoutes& routes, const TensorView& from, const TensorView& dx, Backend& backend,
+                  OnceRooms& rooms) {
+  const std::int64_t width = width_of(dx);
+  const TensorView copies = in(rooms.copies, dx.dtype, {routes.arrived * routes.top, width}, backend);
+  if (routes.rows > 0) backend.copy(first(from, routes.rows), first(copies, routes.rows));
+  const TensorView sums = in(rooms.back, dx.dtype, {routes.arrived, width}, backend);
+  sum_rows(local_permute(routes, width), copies, local_choices(routes), local_map(routes), sums, backend);
+  back(routes, sums, dx, backend, rooms);
+}
+
+void combine_once(OnceRoutes& routes, const TensorView& from, const TensorView& y, Backend& backend, OnceRooms& rooms) {
+  const std::int64_t width = width_of(y);
+  const TensorView copies = in(rooms.copies, y.dtype, {routes.arrived * routes.top, width}, backend);
+  if (routes.rows > 0) backend.copy(first(from, routes.rows), first(copies, routes.rows));
+  const TensorView sums = in(rooms.back, y.dtype, {routes.arrived, width}, backend);
+  const op::Combine op{.tokens = routes.arrived, .top_k = routes.top, .width = width};
+  if (routes.arrived > 0)
+    backend.call({op, Pass::forward, {}}, std::array{copies, local_weights(routes), local_map(routes), sums},
+                 std::array<TensorView, 4>{}, {});
+  back(routes, sums, y, backend, rooms);
+}
+
+void spread_once(OnceRoutes& routes, const TensorView& dy, const TensorView& rows, const TensorView& to,
+                 const TensorView& d_weights, Backend& backend, OnceRooms& rooms) {
+  const std::int64_t width = width_of(dy), most = routes.arrived * routes.top;
+  const TensorView arrived = there(routes, dy, backend, rooms);
+  // Results and their gradients, with room for what the contract says.
+  const TensorView both = in(rooms.copies, dy.dtype, {2 * most, width}, backend), results = first(both, most);
+  TensorView gradients = results;
+  gradients.data += most * width * plain_bytes(dy.dtype);
+  std::vector<float> weights(index(most));
+  if (routes.arrived > 0) {
+    if (routes.rows > 0) backend.copy(first(rows, routes.rows), first(results, routes.rows));
+    const TensorView d = in(rooms.words, DType::f32, {routes.arrived, routes.top}, backend);
+    backend.call({op::Combine{.tokens = routes.arrived, .top_k = routes.top, .width = width}, Pass::backward, {}},
+                 std::array{results, local_weights(routes), local_map(routes), TensorView{}},
+                 std::array{gradients, d, TensorView{}, arrived}, {});
+    if (routes.rows > 0) backend.copy(first(gradients, routes.rows), first(to, routes.rows));
+    backend.wait();
+    if (d_weights.present()) backend.read(d, weights);
+  }
+  if (!d_weights.present()) return;
+  std::vector<float> numbers(index(routes.arrived * routes.top_k), 0.0f);
+  for (std::size_t i = 0; i < routes.place.size(); ++i)
+    if (routes.place[i] >= 0)
+      numbers[i / index(routes.top) * index(routes.top_k) + index(routes.place[i])] = weights[i];
+  for (std::size_t h = routes.hops.size(); h-- > 0;) {
+    Hop& hop = routes.hops[h];
+    const std::vector<float> returned = exchange_numbers(hop, numbers, routes.top_k, true, backend, rooms);
+    numbers.assign(index(hop.tokens * routes.top_k), 0.0f);
+    for (std::size_t i = 0; i < hop.order.size(); ++i)
+      for (std::size_t j = 0; j < index(routes.top_k); ++j)
+        numbers[index(hop.order[i]) * index(routes.top_k) + j] += returned[i * index(routes.top_k) + j];
+  }
+  backend.write(d_weights, numbers);
+}
+
+}  // namespace moeplan
