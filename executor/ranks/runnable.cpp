@@ -115,8 +115,11 @@ void refuse_context(const Problem& problem, const Plan& plan, const WalkOptions&
     }
 }
 
-void refuse_pipeline(const Problem& problem, const Plan& plan) {
+void refuse_pipeline(const Problem& problem, const Plan& plan, const WalkOptions& options) {
   if (const std::string fault = schedule_fault(plan); !fault.empty()) refuse("schedule", fault, "a plan as `moeplan plan` writes it");
+  if (options.slice && (plan.virtual_stages > 1 || plan.schedule == Schedule::expert_overlap))
+    refuse("schedule", fmt::format("{}: one rank alone of it is priced, not run", name_of(plan.schedule)),
+           "1f1b or zero_bubble");
   if (plan.schedule == Schedule::expert_overlap && plan.parallelism.pp == 1)
     refuse("schedule", "expert_overlap on one stage, where a second micro-batch would be alive, is priced, not run", "1f1b");
   if (plan.parallelism.pp > 1 && problem.model.tied_head)
@@ -140,7 +143,7 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
            fmt::format("--ranks {}; --rank-slice R: rank R alone", p.world()));
   if (plan.offload != Offload::none)
     refuse("offload", fmt::format("{} is priced, not run", name_of(plan.offload)), "none");
-  refuse_pipeline(problem, plan);
+  refuse_pipeline(problem, plan, options);
   refuse_placement(plan, options);
   if (ranks == 1) return;
   if (backend.name() == "null")

@@ -58,6 +58,9 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   says(q, 4, "plan.offload", "optimizer");
   q = on_ranks(p, {.dp_shard = 2}, 2), q.schedule = Schedule::expert_overlap;
   says(q, 2, "plan.schedule", "expert_overlap");
+  const SliceRows rows;
+  q = on_ranks(p, {.pp = 2}, 2), q.schedule = Schedule::interleaved, q.virtual_stages = 2;
+  EXPECT_NE(refusal(p, q, 2, {.slice = &rows}).find("one rank alone of it"), std::string::npos);
   q = on_ranks(p, {.pp = 2}, 2), q.virtual_stages = 2;
   says(q, 2, "plan.schedule", "has one virtual stage a stage, not 2");
   p.model.tied_head = true;
