@@ -53,7 +53,10 @@ void warm(benchmark::State& state, const char* model, std::int64_t gpus) {
     groups.push_back(std::make_unique<Evaluator::Group>(shared, b.plan));
     scorers.emplace_back(shared, *groups.back(), b.plan, tables.back());
     lists.push_back(choices(g, tables.back(), scorers.back()));
-    for (const Choice& c : lists.back()) benchmark::DoNotOptimize(scorers.back().step(c));
+    for (const Choice& c : lists.back()) {   // what a layer kind holds and takes is priced, and so are the stages' transients
+      benchmark::DoNotOptimize(scorers.back().memory(c));
+      benchmark::DoNotOptimize(scorers.back().step(c));
+    }
   }
   for (auto _ : state) {
     for (std::size_t i = 0; i < lists.size(); ++i) {

@@ -54,6 +54,7 @@ void number(const StageMoves* moves, Four* ends, Four* back, std::int64_t n) {
   const Lanes* const move = reinterpret_cast<const Lanes*>(moves);   // turn, follow
   Lanes *const g = reinterpret_cast<Lanes*>(ends), *const b = reinterpret_cast<Lanes*>(back);   // `auto` would lose their alignment
   Lanes behind = g[n - 1];
+#pragma GCC unroll 4
   for (std::int64_t s = n - 1; s > 0; --s) {
     b[s] = behind;
     const Lanes before = g[s - 1], turned = behind + move[2 * s], follows = before + move[2 * s + 1];

@@ -206,9 +206,11 @@ const GroupScorer::Transients& GroupScorer::transients(const Choice& c) {
 
 std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const {
   const ShardEntry &dense = table_.stages[c.stages].dense[c.dense], &expert = table_.stages[c.stages].expert[c.expert];
-  StateBytes streamed;
-  streamed.host_optimizer = {dense.stage_host_optimizer[stage] + expert.stage_host_optimizer[stage]};
-  return dense.stage_states[stage] + expert.stage_states[stage] + optimizer_window(streamed).value;
+  const std::int64_t held = dense.stage_states[stage] + expert.stage_states[stage], streamed = dense.stage_host_optimizer[stage] + expert.stage_host_optimizer[stage];
+  if (streamed == 0) return held;
+  StateBytes state;
+  state.host_optimizer = {streamed};
+  return held + optimizer_window(state).value;
 }
 
 /// The runtime's context and communicators.

@@ -154,6 +154,7 @@ class GroupScorer {
   const Evaluator::Shared& shared_;
   Evaluator::Group& group_;
   bool loaded_ = false, timed_ = false;
+  std::optional<bool> covers_;
   Plan block_;
   const ShardTable& table_;
   std::vector<KindPrice> kinds_;

@@ -16,11 +16,11 @@ std::int64_t sum(const std::array<Bytes, kMemoryCategories>& parts) {
 }  // namespace
 
 bool GroupScorer::covers_schedules() {
+  if (covers_) return *covers_;
   if (offloads_activations(block_.offload)) return false;
   hold();
-  for (std::size_t slot = 1; slot < shared_.kind_of.size(); ++slot)
-    if (!kinds_[shared_.kind_of[slot]].has_backward) return false;
-  return true;
+  covers_ = std::all_of(shared_.kind_of.begin() + 1, shared_.kind_of.end(), [&](std::size_t kind) { return kinds_[kind].has_backward; });
+  return *covers_;
 }
 
 Plan GroupScorer::order_plan(std::size_t stages, Schedule schedule) const {
@@ -44,6 +44,10 @@ void GroupScorer::prepare_turns(std::size_t stages) {
       const FactorBand load = shared_.load.stage(block_, c.first_layer, c.end_layer);
       chunks.push_back({static_cast<std::int32_t>(c.first), static_cast<std::int32_t>(c.end), c.begins_model ? 0 : kinds_[stage.kinds[c.first]].carried, c.begins_model, c.ends_model});
       for (std::size_t i = c.first; i < c.end; ++i) {
+        if (i > c.first && stage.kinds[i] == stage.kinds[i - 1]) {
+          slots.push_back(TurnSlot{slots.back()});
+          continue;
+        }
         const PricedKind& k = *priced_[stage.kinds[i]];
         slots.push_back({stage.kinds[i], {sum(kept_at(k, load.p50.saved)), sum(kept_at(k, load.p95.saved))}, {sum(put_off_at(k, load.p50.saved)), sum(put_off_at(k, load.p95.saved))}});
       }
