@@ -97,7 +97,8 @@ Output run_slice(const Context& context, RunOptions options, const LoadedPlan& l
 Output run_ranks_here(const Context& context, const RunOptions& options, const LoadedPlan& loaded, const OpenBackend& opened, Communicator* world, Progress* progress) {
   const Problem& problem = loaded.problem;
   refuse_what_cannot_run(problem, loaded.plan, *opened.backend, options.train.walk, options.ranks);
-  const Program program = lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0);
+  Program program = lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0);
+  exchange_once(program, problem, loaded.plan, options.train.walk);
   // The scratch and copies of this backend's kernels, whatever runtime the plan names.
   Problem priced = problem;
   if (opened.backend->wants_dense()) priced.runtime.own_kernels = true, priced.runtime.workspace = opened.backend->beside();

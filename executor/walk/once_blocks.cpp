@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "executor/walk/once.hpp"
 
@@ -42,10 +43,28 @@ class Rewriter {
     std::vector<BlockNode> forward, backward;
     if (!rewrite(block_.forward, forward) || !rewrite(block_.backward, backward)) return {};
     block_.forward = std::move(forward), block_.backward = std::move(backward);
+    find_kept();
     return std::move(block_);
   }
 
  private:
+  /// What the new calls of the backward pass read of the forward pass.
+  void find_kept() {
+    std::set<ValueId> read, written;
+    for (const auto* list : {&block_.backward, &block_.weight_backward})
+      for (const BlockNode& n : *list)
+        for (const ValueId v : n.reads) read.insert(block_.alias[static_cast<std::size_t>(v)]);
+    for (const BlockNode& n : block_.forward) written.insert(n.writes.begin(), n.writes.end());
+    std::vector<ValueId> kept;
+    for (const ValueId v : block_.kept)
+      if (read.contains(block_.alias[static_cast<std::size_t>(v)])) kept.push_back(v);
+    for (const ValueId v : written)
+      if (block_.alias[static_cast<std::size_t>(v)] == v && read.contains(v) &&
+          std::find(kept.begin(), kept.end(), v) == kept.end())
+        kept.push_back(v);
+    block_.kept = std::move(kept);
+  }
+
   bool rewrite(const std::vector<BlockNode>& list, std::vector<BlockNode>& out) const {
     for (const BlockNode& n : list) {
       if (is_call<op::Permute>(n, Pass::forward) || is_call<op::Permute>(n, Pass::backward) ||

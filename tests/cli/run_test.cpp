@@ -33,6 +33,37 @@ class RunCommand : public Folder {
   }
 };
 
+TEST_F(RunCommand, PlacesExpertsAnewAndResumesTheSameRun) {
+  Json plan = plan_for(4);
+  plan["plan"]["parallelism"]["ep"] = plan["plan"]["parallelism"]["dp_shard"] = 4;
+  plan["plan"]["experts"]["placement"] = "balanced";
+  write("placed.json", plan.dump());
+  const auto run = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"run", file("placed.json"), "--ranks", "4", "--steps", "4", "--rebalance-every", "2", "--json", "-q"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Finished done = moeplan(words);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    return lines(done.out);
+  };
+  const std::vector<Json> through = run({});
+  std::vector<Json> apart = run({"--stop-after", "3", "--checkpoint", file("saves")});
+  for (const Json& line : run({"--checkpoint", file("saves"), "--resume"})) apart.push_back(line);
+  const auto said = [](const std::vector<Json>& all) {
+    std::vector<std::string> out;
+    for (const Json& line : all)
+      if (line.contains("loss")) out.push_back(line.at("loss").dump() + " " + line.value("moved_bytes", Json(0)).dump());
+    return out;
+  };
+  const std::vector<std::string> a = said(through), b = said(apart);
+  ASSERT_EQ(a.size(), 4u);
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a[1].substr(a[1].find(' ')), " 0") << "experts move after the second step";
+  EXPECT_EQ(a[0].substr(a[0].find(' ')), " 0");
+  const Finished in_order = moeplan({"run", file("plan.json"), "--rebalance-every", "2"});
+  EXPECT_EQ(in_order.exit_code, 2);
+  EXPECT_NE(in_order.err.find("do not follow the load"), std::string::npos) << in_order.err;
+}
+
 TEST_F(RunCommand, WritesALaunchFileThatStartsTheRanksWithWhatWasSaid) {
   Json plan = plan_for(4);
   plan["plan"]["parallelism"]["dp_replicate"] = 4;
