@@ -78,30 +78,39 @@ double median(std::vector<double> v) {
 /// what there is.
 bool is_undisturbed(std::size_t step, std::size_t steps) { return steps < 3 || (step + 1 < steps && step >= (steps < 5 ? 1u : 2u)); }
 
-/// The load that the routers made in these steps, as counts of each expert; nothing for models without experts, and for files without counts.
-std::optional<LoadModel> measured_load(const Json& steps, const ModelSpec& model, const std::string& where) {
+/// The load that the routers made in one step, as counts of each expert; nothing for models without experts, and for files without counts.
+std::optional<LoadModel> measured_load(const Json& steps, std::size_t step, const ModelSpec& model, const std::string& where) {
   std::vector<std::vector<double>> counts;
   for (std::size_t l = 0; l < model.layers.size(); ++l) {
-    std::vector<double> sum;
+    std::vector<double> of_experts;
     for (const Sublayer& s : model.layers[l].sublayers)
-      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) sum.assign(static_cast<std::size_t>(moe->experts), 0);
-    if (sum.empty()) continue;
+      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) of_experts.assign(static_cast<std::size_t>(moe->experts), 0);
+    if (of_experts.empty()) continue;
     double all = 0;
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      if (!is_undisturbed(i, steps.size())) continue;
-      const Json of = steps[i].value("expert_tokens", Json::object()).value(std::to_string(l), Json::array());
-      if (of.size() < sum.size()) return std::nullopt;
-      for (std::size_t e = 0; e < sum.size(); ++e) {
-        if (!of[e].is_number() || of[e].get<double>() < 0) throw InputError(fmt::format("{}.steps[{}].expert_tokens", where, i), "holds what is no count", "`moeplan run` writes it");
-        sum[e] += of[e].get<double>(), all += of[e].get<double>();
-      }
+    const Json of = steps[step].value("expert_tokens", Json::object()).value(std::to_string(l), Json::array());
+    if (of.size() < of_experts.size()) return std::nullopt;
+    for (std::size_t e = 0; e < of_experts.size(); ++e) {
+      if (!of[e].is_number() || of[e].get<double>() < 0) throw InputError(fmt::format("{}.steps[{}].expert_tokens", where, step), "holds what is no count", "`moeplan run` writes it");
+      of_experts[e] = of[e].get<double>(), all += of_experts[e];
     }
     if (all <= 0) return std::nullopt;
-    counts.push_back(std::move(sum));
+    counts.push_back(std::move(of_experts));
   }
   if (counts.empty()) return std::nullopt;
   LoadModel out{.name = "as measured", .source = where, .distribution = TraceLoad{std::move(counts)}};
   return out;
+}
+
+/// The median of what is predicted at the loads of these steps, one at a time: the sum of several steps is evener than each of them, and tiles of
+/// 128 rows see each. At most `kForecasts` of them, evenly spread; the plan's own load where the file has no counts.
+constexpr std::size_t kForecasts = 15;
+Forecast forecast_at(const std::vector<LoadModel>& loads, Problem problem, const Plan& plan) {
+  if (loads.empty()) return forecast(problem, plan);
+  std::vector<Forecast> all;
+  const std::size_t n = std::min(loads.size(), kForecasts);
+  for (std::size_t i = 0; i < n; ++i) problem.load = loads[i * loads.size() / n], all.push_back(forecast(problem, plan));
+  std::sort(all.begin(), all.end(), [](const Forecast& a, const Forecast& b) { return a.step < b.step; });
+  return all[all.size() / 2];
 }
 
 Output run(const Context& context, const Options& options) {
@@ -124,12 +133,16 @@ Output run(const Context& context, const Options& options) {
   }
   if (seconds.empty()) throw InputError(options.measured + ".steps", "has no steps", "run at least one");
   if (steps.size() < 3) out.notes.push_back("fewer than three steps: the step time includes the first, which warms up");
-  // A plan is made for a load; what the routers did is the run's. Times are compared at what they did, and the plan's own stands beside.
+  // A plan is made for a load; what the routers did is the run's. Times are compared at what they did, and the plan's own stands beside: the step
+  // at each undisturbed step's load, the calls at that of the last, in which they were timed.
+  std::vector<LoadModel> loads;
+  for (std::size_t i = 0; i < steps.size() && !slice; ++i)
+    if (is_undisturbed(i, steps.size()))
+      if (std::optional<LoadModel> load = measured_load(steps, i, loaded.problem.model, options.measured)) loads.push_back(std::move(*load));
+  const Forecast forecast = forecast_at(loads, loaded.problem, loaded.plan);
+  const Seconds as_planned = loads.empty() ? forecast.step : moeplan::forecast(loaded.problem, loaded.plan).step;
   Problem served = loaded.problem;
-  const std::optional<LoadModel> load = slice ? std::nullopt : measured_load(steps, served.model, options.measured);
-  if (load) served.load = *load;
-  const Forecast forecast = moeplan::forecast(served, loaded.plan);
-  const Seconds as_planned = load ? moeplan::forecast(loaded.problem, loaded.plan).step : forecast.step;
+  if (std::optional<LoadModel> load = slice ? std::nullopt : measured_load(steps, steps.size() - 1, served.model, options.measured)) served.load = std::move(*load);
   const Pair step{slice ? slice->time.compute.value : forecast.step.value, median(seconds)};
   Interval interval = slice ? Interval{slice->time.low.value, slice->time.high.value} : forecast.step_interval;
 
@@ -205,7 +218,7 @@ Output run(const Context& context, const Options& options) {
   out.text = problem_text(loaded.problem);
   if (slice) out.text += slice_text(*slice, step.measured, median(copies));
   else out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({interval.low}), duration({interval.high}), duration({step.measured}), error_text(step));
-  if (load) out.text += fmt::format("  at the expert load that was measured; {} at the plan's, {}\n", duration(as_planned), loaded.problem.load.name);
+  if (!loads.empty()) out.text += fmt::format("  at the expert load that was measured; {} at the plan's, {}\n", duration(as_planned), loaded.problem.load.name);
   out.text += fmt::format("peak memory: {} predicted, {} measured: {}\n\n", human(Bytes{static_cast<std::int64_t>(peak.predicted)}), human(Bytes{static_cast<std::int64_t>(peak.measured)}), error_text(peak));
   if (measured) {
     std::vector<std::vector<std::string>> rows;
