@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing (Debian 12), builds, and runs moeplan.
-#   ./run.sh              the main job: Kimi K3 fine-tuned with LoRA on 128 H200, planned; and a tiny model of its shape, trained here
+#   ./run.sh              the main job: Kimi K3 fine-tuned with LoRA on 128 H200, planned; and a tiny model of its shape, trained here and compared with its prediction
 #   ./run.sh ARGUMENTS    moeplan with these arguments, e.g. ./run.sh inspect kimi-k3
 #   ./run.sh gui [FILE]   the window (installs Qt 6 and QCustomPlot)
 set -euo pipefail
@@ -33,10 +33,20 @@ say "moeplan inspect kimi-k3"
 "$program" inspect kimi-k3
 say "moeplan plan kimi-k3 --cluster 128xh200"
 "$program" plan kimi-k3 --cluster 128xh200
-# What runs on any machine: a model of the same shape, planned, trained for a few steps, its memory predicted and measured.
-plan=$(mktemp --suffix .json)
-trap 'rm -f "$plan"' EXIT
+# What runs on any machine: a model of the same shape, planned, trained for a few steps; then its calls are timed, one by one, and what follows from
+# them stands beside what the steps took.
+here=$(mktemp -d)
+trap 'rm -rf "$here"' EXIT
+tiny=(kimi-k3-tiny --device cpu --gpus 1 --runtime cpu --workload lora-experts --rank 8 --seq 128 --global-batch 2 --micro-batch 2 --recompute none --top 1)
 say "moeplan plan kimi-k3-tiny --device cpu --gpus 1"
-"$program" plan kimi-k3-tiny --device cpu --gpus 1 --runtime cpu --workload lora-experts --rank 8 --seq 128 --global-batch 2 --top 1 -o "$plan"
-say "moeplan run plan.json --steps 5"
-"$program" run "$plan" --steps 5
+"$program" plan "${tiny[@]}" -o "$here/plan.json"
+say "moeplan run plan.json --steps 8"
+"$program" run "$here/plan.json" --steps 8 -o "$here/measured.json"
+say "moeplan calibrate plan.json"
+if "$program" calibrate "$here/plan.json" --samples 15 --noise 0.05 -q -o "$here/profile.json" >/dev/null; then
+  say "moeplan plan kimi-k3-tiny --profile profile.json; moeplan compare plan.json measured.json"
+  "$program" plan "${tiny[@]}" --profile "$here/profile.json" -q -o "$here/calibrated.json" >/dev/null
+else # too noisy, which it said
+  cp "$here/plan.json" "$here/calibrated.json"
+fi
+"$program" compare "$here/calibrated.json" "$here/measured.json"
