@@ -121,13 +121,21 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   const bool keeps = !options.checkpoint.empty() || !options.adapter.empty() || !options.from_adapter.empty();
   if (options.ranks > 1 && keeps && (!world || world->rank() == 0))
     session.whole.emplace(problem, loaded.plan, options.float32 ? CpuStorage::wide : CpuStorage::as_planned);
-  if (options.ranks == 1 || world) {
+  if (world) {
     run_rank(session, world, progress);
     return std::move(session.out);
   }
   try {
+    if (options.ranks == 1) {
+      run_rank(session, nullptr, nullptr);
+      return std::move(session.out);
+    }
     run_team(options.ranks, [&](Communicator& all, Progress& mine) { run_rank(session, &all, &mine); },
              {.host = host_name(), .limit = limit_of(options)});
+  } catch (const RankBlamed& e) {
+    session.out.notes.emplace_back(e.what());
+    session.out.exit_code = kFailed;
+    session.out.text.clear();
   } catch (const RankFailed& e) {
     session.out.notes.emplace_back(e.what());
     session.out.exit_code = kFailed;
@@ -144,19 +152,17 @@ Output run(const Context& context, const RunOptions& options, const CLI::App& ap
   const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
   if (!options.launch.kind.empty()) return write_launch(app, options.launch, loaded);
   if (options.rank_slice) return run_slice(context, options, loaded, open_backend(options.backend, options.float32));
-  if (options.backend == "cuda") {
-    std::optional<int> ended;
-    if (std::optional<Job> job = find_job(options.ranks, options.launch.flags, options.launch.token_file, ended)) {
-      if (ended) return {{}, {}, *ended};
-      RunOptions mine = options;
-      mine.ranks = job->place.world_size;
-      mine.device = job->place.local_rank;
-      mine.processes = true;
-      const OpenBackend opened = open_backend(mine.backend, mine.float32, mine.device);
-      return run_job(*std::move(job), limit_of(mine), [&](Communicator& world, Progress& progress) {
-        return run_ranks_here(context, mine, loaded, opened, &world, &progress);
-      });
-    }
+  std::optional<int> ended;
+  if (const std::optional<Job> job = options.backend == "null" ? std::nullopt : find_job(options.ranks, options.backend == "cuda", options.launch.flags, options.launch.token_file, ended)) {
+    if (ended) return {{}, {}, *ended};
+    RunOptions mine = options;
+    mine.ranks = job->place.world_size;
+    mine.device = job->place.local_rank;
+    mine.processes = true;
+    const OpenBackend opened = open_backend(mine.backend, mine.float32, mine.device);
+    return run_job(*job, limit_of(mine), transport_of(mine.backend), [&](Communicator& world, Progress& progress) {
+      return run_ranks_here(context, mine, loaded, opened, &world, &progress);
+    });
   }
   return run_ranks_here(context, options, loaded, open_backend(options.backend, options.float32), nullptr, nullptr);
 }

@@ -11,13 +11,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
-#include <thread>
 
 #include "cli/run_rank.hpp"
 #include "core/error.hpp"
-#include "executor/rendezvous/join.hpp"
-#include "executor/rendezvous/lifeline.hpp"
+#include "executor/comm/shared_memory.hpp"
 #ifdef MOEPLAN_NCCL
 #include "executor/nccl/nccl.hpp"
 #endif
@@ -25,7 +22,7 @@
 namespace moeplan::cli {
 namespace {
 
-constexpr Duration kGrace{30000};   ///< for the other ranks to leave once one has failed, before they are made to
+constexpr Duration kGrace{15000};   ///< for the other ranks to leave once one has failed, before they are made to
 
 /// A TCP port that nobody listens on at the moment.
 int free_port() {
@@ -99,11 +96,11 @@ std::optional<int> fork_ranks(ProcessPlace& place) {
 
 }  // namespace
 
-std::optional<Job> find_job(int ranks, const RankFlags& flags, const std::optional<std::string>& token_file, std::optional<int>& ended) {
+std::optional<Job> find_job(int ranks, bool may_fork, const RankFlags& flags, const std::optional<std::string>& token_file, std::optional<int>& ended) {
   const Environment environment = process_environment();
   Job job{.place = find_place(environment, flags)};
   const bool own = job.place.world_size == 1;
-  if (own && ranks <= 1) return std::nullopt;
+  if (own && (ranks <= 1 || !may_fork)) return std::nullopt;
   if (own) {
     job.place.world_size = job.place.local_world_size = ranks;
     job.place.fork_local = true;
@@ -118,80 +115,43 @@ std::optional<Job> find_job(int ranks, const RankFlags& flags, const std::option
   return job;
 }
 
+Transport transport_of(const std::string& backend) {
+  if (backend != "cuda") return {.offer = offer_shared_memory, .open = shared_memory_communicator};
 #ifdef MOEPLAN_NCCL
-
-Output run_job(Job job, Duration limit, const std::function<Output(Communicator&, Progress&)>& body) {
   for (const auto& [name, value] : nccl_environment_defaults()) ::setenv(name.c_str(), value.c_str(), 0);
-  const int rank = job.place.rank, ranks = job.place.world_size;
-  NcclId id{};
-  if (rank == 0) id = nccl_unique_id();
-  Joined joined = join(job.place, job.token, own_host_name(), {reinterpret_cast<const char*>(id.data()), id.size()}, {.limit = limit});
-  if (rank == 0) forget_token(process_environment());
-  if (joined.payload.size() != id.size()) throw std::runtime_error("rank 0 handed out no NCCL id");
-  std::copy_n(reinterpret_cast<const std::byte*>(joined.payload.data()), id.size(), id.begin());
-
-  Progress progress(limit);
-  std::mutex mutex;
-  Communicator* alive = nullptr;   // guarded by the mutex
-  const auto lost = [&](const Verdict& v) {
-    {
-      const std::lock_guard lock(mutex);
-      if (alive) alive->abort(v.text());
-    }
-    // Whoever hangs in something that cannot be aborted is ended; after a proper end the process is gone before.
-    std::thread([text = v.text()] {
-      std::this_thread::sleep_for(kGrace);
-      std::fprintf(stderr, "moeplan: note: %s\n", text.c_str());
-      ::_exit(kFailed);
-    }).detach();
-  };
-  Lifeline lifeline(std::move(joined), progress, lost);
-  const auto failed = [&](const std::string& own) {
-    Output out;
-    out.exit_code = kFailed;
-    // The verdict of all, which names the culprit, comes shortly after.
-    for (const auto end = Clock::now() + Duration{15000}; !lifeline.verdict() && Clock::now() < end;) std::this_thread::sleep_for(Duration{20});
-    out.notes.push_back(lifeline.verdict() ? lifeline.verdict()->text() : own);
-    return out;
-  };
-  try {
-    progress.set_phase("init");
-    const std::unique_ptr<Communicator> world = nccl_communicator(rank, ranks, id, {.limit = limit});
-    struct Leaving {
-      std::mutex& mutex;
-      Communicator*& alive;
-      ~Leaving() {
-        const std::lock_guard lock(mutex);
-        alive = nullptr;
-      }
-    } const leaving{mutex, alive};
-    {
-      const std::lock_guard lock(mutex);
-      alive = world.get();
-    }
-    world->report_to(&progress);
-    Output out = body(*world, progress);
-    progress.set_phase("shutdown");
-    lifeline.barrier("end", limit);
-    return out;
-  } catch (const InputError& e) {
-    lifeline.fail(e.what());
-    throw;
-  } catch (const CommError& e) {
-    if (e.fault() == CommFault::bad_call || e.fault() == CommFault::mismatch || e.fault() == CommFault::library) lifeline.fail(e.what());
-    return failed(e.what());
-  } catch (const std::exception& e) {
-    lifeline.fail(e.what());
-    return failed(e.what());
-  }
-}
-
+  return {.offer =
+              [] {
+                const NcclId id = nccl_unique_id();
+                return std::string(reinterpret_cast<const char*>(id.data()), id.size());
+              },
+          .open =
+              [](int rank, int ranks, const std::string& offer, Duration limit) {
+                NcclId id{};
+                if (offer.size() != id.size()) throw std::runtime_error("rank 0 handed out no NCCL id");
+                std::copy_n(reinterpret_cast<const std::byte*>(offer.data()), id.size(), id.begin());
+                return nccl_communicator(rank, ranks, id, {.limit = limit});
+              }};
 #else
-
-Output run_job(Job, Duration, const std::function<Output(Communicator&, Progress&)>&) {
   throw InputError("--backend", "cuda: this program was built without NCCL, over which ranks exchange", "build where nccl.h is found");
+#endif
 }
 
-#endif
+Output run_job(const Job& job, Duration limit, const Transport& transport, const std::function<Output(Communicator&, Progress&)>& body) {
+  Output out;
+  const auto end = [](const std::string& why) {
+    std::fprintf(stderr, "moeplan: note: %s\n", why.c_str());
+    ::_exit(kFailed);
+  };
+  const auto joined = [rank = job.place.rank] {
+    if (rank == 0) forget_token(process_environment());
+  };
+  const auto why = run_rank_process({.place = job.place, .token = job.token, .limit = limit, .grace = kGrace, .end = end, .joined = joined}, transport,
+                                    [&](Communicator& world, Progress& progress) { out = body(world, progress); });
+  if (!why) return out;
+  Output failed;
+  failed.exit_code = kFailed;
+  failed.notes.push_back(*why);
+  return failed;
+}
 
 }  // namespace moeplan::cli

@@ -1,0 +1,102 @@
+#include "executor/rendezvous/rank_process.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
+#include "core/error.hpp"
+#include "executor/rendezvous/join.hpp"
+
+namespace moeplan {
+namespace {
+
+/// The communicators while they are there, for the thread that aborts them.
+class Alive {
+ public:
+  void set(Communicator* world) {
+    const std::lock_guard lock(mutex_);
+    world_ = world;
+  }
+  void abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    if (world_) world_->abort(reason);
+  }
+
+ private:
+  std::mutex mutex_;
+  Communicator* world_ = nullptr;
+};
+
+struct Unset {
+  Alive& alive;
+  ~Unset() { alive.set(nullptr); }
+};
+
+/// A symptom of another's failure, or this rank's own?
+bool is_own(CommFault fault) { return fault == CommFault::bad_call || fault == CommFault::mismatch || fault == CommFault::library; }
+
+}  // namespace
+
+LifelineOptions lifeline_options(Duration limit) {
+  const Duration silence = std::clamp(limit / 2, Duration{1000}, Duration{10000});
+  return {.beat = silence / 10, .silence = silence};
+}
+
+std::optional<std::string> run_rank_process(const RankProcess& process, const Transport& transport, const std::function<void(Communicator&, Progress&)>& body) {
+  const int rank = process.place.rank;
+  Joined joined;
+  try {
+    joined = join(process.place, process.token, own_host_name(), rank == 0 ? transport.offer() : std::string{}, {.limit = process.limit});
+  } catch (const CommError& e) {
+    return e.what();
+  }
+  process.joined();
+  const std::string offer = joined.payload;
+
+  Progress progress(process.limit);
+  progress.set_phase("init");
+  Alive alive;
+  const auto lost = [&](const Verdict& v) {
+    // Whoever hangs in something that cannot be aborted, the abort itself included, is ended; after a proper end the process is gone before.
+    std::thread([text = v.text(), grace = process.grace, end = process.end] {
+      std::this_thread::sleep_for(grace);
+      end(text);
+    }).detach();
+    alive.abort(v.text());
+  };
+  Lifeline lifeline(std::move(joined), progress, lost, lifeline_options(process.limit));
+  // The verdict of all, which names the culprit, comes shortly after this rank's own failure.
+  const auto left = [&](const std::string& own) {
+    for (const auto end = Clock::now() + process.grace; !lifeline.verdict() && Clock::now() < end;) std::this_thread::sleep_for(Duration{20});
+    return lifeline.verdict() ? lifeline.verdict()->text() : own;
+  };
+  try {
+    std::vector<int> all;
+    for (int r = 0; r < process.place.world_size; ++r) all.push_back(r);
+    progress.enter("world", "open", 0, std::move(all), false);
+    const std::unique_ptr<Communicator> world = transport.open(rank, process.place.world_size, offer, process.limit);
+    progress.leave();
+    const Unset unset{alive};
+    alive.set(world.get());
+    world->report_to(&progress);
+    if (const auto verdict = lifeline.verdict()) world->abort(verdict->text());   // lost while the world was opened
+    body(*world, progress);
+    progress.set_phase("shutdown");
+    lifeline.barrier("end", process.limit);
+    return std::nullopt;
+  } catch (const InputError& e) {
+    lifeline.fail(e.what());
+    throw;
+  } catch (const CommError& e) {
+    if (is_own(e.fault())) lifeline.fail(e.what());
+    return left(e.what());
+  } catch (const RankBlamed& e) {
+    lifeline.fail(e.what(), e.culprit());
+    return left(e.what());
+  } catch (const std::exception& e) {
+    lifeline.fail(e.what());
+    return left(e.what());
+  }
+}
+
+}  // namespace moeplan
