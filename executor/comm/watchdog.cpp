@@ -11,11 +11,19 @@ namespace {
 
 Verdict blame(const RankState& s, const std::string& reason) { return {s.rank, s.host, s.at.text(), reason}; }
 
-/// Has `other` come to the call in which `waiting` is?
+/// One that cannot say any more where it is: by the call in which another waits for it, which is ahead of its last word.
+Verdict blame_silent(const RankState& s, const std::vector<RankState>& states, const std::string& reason) {
+  const RankState* waiting = who_waits_for(s.rank, states);
+  if (!waiting) return blame(s, reason);
+  return {s.rank, s.host, fmt::format("{} (there rank {} waits for it, last heard of in {})", waiting->at.text(), waiting->rank, s.at.phase), reason};
+}
+
+/// Has `other` come to the call in which `waiting` is? A wait is for all that was queued before it, of whatever communicator: others are
+/// there only when they wait too.
 bool has_come(const RankState& waiting, const RankState& other) {
   const Snapshot &w = waiting.at, &o = other.at;
   const auto mine = w.entered.find(w.communicator);
-  if (mine != w.entered.end() && mine->second == w.sequence && w.operation != "send" && w.operation != "receive" && w.operation != "send_receive") {
+  if (mine != w.entered.end() && mine->second == w.sequence && w.operation != "send" && w.operation != "receive" && w.operation != "send_receive" && w.operation != "wait") {
     const auto theirs = o.entered.find(w.communicator);
     return theirs != o.entered.end() && theirs->second >= w.sequence;
   }
@@ -26,13 +34,25 @@ bool has_come(const RankState& waiting, const RankState& other) {
 
 std::string Verdict::text() const { return fmt::format("rank {} on {}: {}: {}", rank, host, position, reason); }
 
+const RankState* who_waits_for(int rank, const std::vector<RankState>& states) {
+  const auto it = std::find_if(states.begin(), states.end(), [&](const RankState& s) { return s.rank == rank; });
+  const RankState* most = nullptr;
+  for (const RankState& s : states) {
+    if (s.rank == rank || s.gone || s.silent || !s.at.in_call) continue;
+    if (std::find(s.at.members.begin(), s.at.members.end(), rank) == s.at.members.end()) continue;
+    if (it != states.end() && has_come(s, *it)) continue;
+    if (!most || s.at.elapsed > most->at.elapsed) most = &s;
+  }
+  return most;
+}
+
 std::optional<Verdict> find_culprit(const std::vector<RankState>& states) {
   std::map<int, const RankState*> by_rank;
   for (const auto& s : states) by_rank[s.rank] = &s;
   for (const auto& [rank, s] : by_rank)
-    if (s->gone) return blame(*s, "its process ended");
+    if (s->gone) return blame_silent(*s, states, "its process ended");
   for (const auto& [rank, s] : by_rank)
-    if (s->silent) return blame(*s, "no sign of life: it is stopped, or its host cannot be reached");
+    if (s->silent) return blame_silent(*s, states, "no sign of life: it is stopped, or its host cannot be reached");
 
   const RankState* first = nullptr;
   for (const auto& [rank, s] : by_rank)

@@ -33,6 +33,10 @@ struct Verdict {
   [[nodiscard]] std::string text() const;
 };
 
+/// The rank that waits longest in a call which `rank` is not known to have come to; null if none does. Where `rank` has died or stopped,
+/// that call says better than its last word what it was about: all ranks make the same calls.
+[[nodiscard]] const RankState* who_waits_for(int rank, const std::vector<RankState>& states);
+
 /// Empty if nobody is gone, silent or overdue. `states` in any order; a rank that is absent from it is fine.
 [[nodiscard]] std::optional<Verdict> find_culprit(const std::vector<RankState>& states);
 

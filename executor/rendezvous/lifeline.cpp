@@ -89,12 +89,13 @@ Lifeline::~Lifeline() {
   ::close(wake_write_);
 }
 
-void Lifeline::fail(const std::string& reason) {
+void Lifeline::fail(const std::string& reason, std::optional<int> culprit) {
   const std::string position = progress_.snapshot().text();
+  const int blamed = culprit && *culprit >= 0 && static_cast<std::size_t>(*culprit) < hosts_.size() ? *culprit : rank_;
   {
     const std::lock_guard lock(mutex_);
-    if (rank_ == 0) own_failure_ = Verdict{0, hosts_[0], position, reason};
-    else outbox_.push_back({{"kind", "failed"}, {"position", position}, {"reason", reason}});
+    if (rank_ == 0) own_failure_ = Verdict{blamed, hosts_[static_cast<std::size_t>(blamed)], position, reason};
+    else outbox_.push_back({{"kind", "failed"}, {"culprit", blamed}, {"position", position}, {"reason", reason}});
   }
   wake();
 }
@@ -164,7 +165,8 @@ void Lifeline::work() {
     std::vector<pollfd> polled{{wake_read_, POLLIN, 0}};
     for (const auto& p : peers_) polled.push_back({p.channel.fd(), static_cast<short>(p.channel.wants_write() ? POLLIN | POLLOUT : POLLIN), 0});  // a negative one is skipped
     const auto wait = std::chrono::duration_cast<Duration>(next_beat - Clock::now()).count();
-    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<long long>(wait + 1, 1, options_.beat.count() + 1)));
+    const auto longest = lost_since_ ? 20 : options_.beat.count() + 1;
+    ::poll(polled.data(), polled.size(), static_cast<int>(std::clamp<long long>(wait + 1, 1, longest)));
     char block[256];
     while (::read(wake_read_, block, sizeof block) > 0) {
     }
@@ -216,7 +218,9 @@ void Lifeline::hear(Peer& peer, const Json& message) {
     changed_.notify_all();
   } else if (kind == "failed" && rank_ == 0) {
     peer.goodbye = true;
-    decide({peer.rank, peer.host, message.at("position").get<std::string>(), message.at("reason").get<std::string>()});
+    const int blamed = message.at("culprit").get<int>();
+    if (blamed >= 0 && static_cast<std::size_t>(blamed) < hosts_.size())
+      decide({blamed, hosts_[static_cast<std::size_t>(blamed)], message.at("position").get<std::string>(), message.at("reason").get<std::string>()});
   } else if (kind == "goodbye") {
     peer.goodbye = true;
   } else if (kind == "verdict" && rank_ != 0) {
@@ -225,11 +229,17 @@ void Lifeline::hear(Peer& peer, const Json& message) {
 }
 
 void Lifeline::arrive(int rank, const std::string& name) {
-  if (arrived_.empty()) arrived_name_ = name;
-  if (name != arrived_name_)
-    return decide({rank, hosts_[static_cast<std::size_t>(rank)], "barrier " + name, fmt::format("rank {} is at barrier {}", arrived_[0], arrived_name_)});
-  arrived_.push_back(rank);
+  arrived_[rank] = name;
   if (arrived_.size() < hosts_.size()) return;
+  // Most are right; where as many say one thing as another, rank 0 is.
+  std::map<std::string, int> votes;
+  for (const auto& [r, n] : arrived_) ++votes[n];
+  std::string agreed = arrived_[0];
+  for (const auto& [n, count] : votes)
+    if (count > votes[agreed]) agreed = n;
+  const auto odd = std::find_if(arrived_.begin(), arrived_.end(), [&](const auto& each) { return each.second != agreed; });
+  if (odd != arrived_.end())
+    return decide({odd->first, hosts_[static_cast<std::size_t>(odd->first)], "barrier " + shown(odd->second), "the others are at barrier " + shown(agreed)});
   arrived_.clear();
   tell({{"kind", "release"}});
   const std::lock_guard lock(mutex_);
@@ -261,6 +271,10 @@ void Lifeline::judge() {
     const bool may_fall_silent = std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return !p.goodbye && now - p.heard > 2 * options_.beat; });
     if (may_fall_silent) return;
   }
+  if (lost_somebody && !lost_since_) lost_since_ = now;
+  // The others run into the call that the lost one does not come to within moments; it says what it was about.
+  const bool known = std::any_of(states.begin(), states.end(), [&](const RankState& s) { return (s.gone || s.silent) && who_waits_for(s.rank, states); });
+  if (lost_somebody && !known && now - *lost_since_ < 2 * options_.beat) return;
   if (const auto verdict = find_culprit(states)) decide(*verdict);
 }
 

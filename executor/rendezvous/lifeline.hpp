@@ -5,11 +5,12 @@
 /// threads hang in. Nothing but positions and barriers travels here.
 ///
 /// A killed process is seen at once (its connection ends), a stopped one after `silence`, a stuck one after the limit of the call
-/// that waits for it plus two beats.
+/// that waits for it plus two beats. Where it was is what another waits for it in: up to two beats are given for that to show.
 
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -43,8 +44,9 @@ class Lifeline {
   /// the verdict if a rank is lost first, `timeout` after twice `limit` if not even a verdict came.
   void barrier(const std::string& name, Duration limit);
 
-  /// This rank cannot go on (an exception, memory, a NaN that policy does not allow): all others are told, with it as the culprit.
-  void fail(const std::string& reason);
+  /// This rank cannot go on (an exception, memory, a NaN that policy does not allow): all others are told, with it as the culprit, or with
+  /// `culprit` where it found another rank's fault.
+  void fail(const std::string& reason, std::optional<int> culprit = {});
 
   [[nodiscard]] std::optional<Verdict> verdict() const;
 
@@ -74,9 +76,8 @@ class Lifeline {
   std::function<void(const Verdict&)> on_lost_;
   const LifelineOptions options_;
   std::vector<Peer> peers_;             ///< thread only
-  std::vector<int> arrived_;            ///< rank 0, thread only: who is at the barrier
-  std::string arrived_name_;
-  std::optional<Clock::time_point> overdue_since_;
+  std::map<int, std::string> arrived_;  ///< rank 0, thread only: who is at the barrier, and what it calls it
+  std::optional<Clock::time_point> overdue_since_, lost_since_;
   int wake_read_ = -1, wake_write_ = -1;
   std::atomic<bool> phase_changed_{false};
 

@@ -58,6 +58,31 @@ TEST(Culprit, blame_follows_who_waits_for_whom) {
   EXPECT_EQ(v->rank, 2);
 }
 
+TEST(Culprit, a_dead_rank_is_placed_by_the_call_in_which_another_waits_for_it) {
+  RankState dead = computing(1, "world", 4);
+  dead.gone = true;
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1}, 20), dead});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->text(), "rank 1 on h1: backward, all_reduce #5 on world (there rank 0 waits for it, last heard of in optimizer): its process ended");
+}
+
+TEST(Culprit, a_wait_for_what_is_queued_is_one_for_all_who_do_not_wait) {
+  RankState queued = waiting(0, "world", 5, {0, 1}, 20), dead = computing(1, "world", 5);
+  queued.at.operation = "wait";
+  dead.gone = true;
+  const auto v = find_culprit({queued, dead});
+  ASSERT_TRUE(v);
+  expect_in("backward, wait #5 on world (there rank 0 waits for it", v->text());
+}
+
+TEST(Culprit, a_dead_rank_for_which_nobody_waits_is_placed_by_its_last_word) {
+  RankState dead = computing(1, "world", 4);
+  dead.gone = true;
+  const auto v = find_culprit({computing(0, "world", 4), dead});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->text(), "rank 1 on h1: optimizer, outside communication: its process ended");
+}
+
 TEST(Culprit, a_circle_is_called_one) {
   const auto v = find_culprit({waiting(0, "a", 1, {0, 1}, 1500), waiting(1, "b", 1, {0, 1}, 1500)});
   ASSERT_TRUE(v);

@@ -168,7 +168,7 @@ TEST(Lifeline, barriers_of_different_names_are_refused) {
       }
     });
   for (auto& t : threads) t.join();
-  for (const auto& e : errors) expect_in("is at barrier", e);
+  for (const auto& e : errors) expect_in("rank 1 on node: barrier \"load\": the others are at barrier \"save\"", e);
 }
 
 TEST(Lifeline, a_world_of_one_passes_its_own_barriers) {
