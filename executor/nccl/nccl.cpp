@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "core/error.hpp"
 #include "executor/nccl/library.hpp"
@@ -76,14 +79,28 @@ class Nccl final : public Communicator {
   ~Nccl() override { release(); }
 
   void abort(const std::string& reason) noexcept override {
-    const std::lock_guard lock(world_->mutex);
-    if (!world_->aborted) {
-      world_->reason = reason;
-      world_->aborted = true;
+    std::vector<ncclComm_t> stopped;
+    {
+      const std::lock_guard lock(world_->mutex);
+      if (!world_->aborted) {
+        world_->reason = reason;
+        world_->aborted = true;
+      }
+      // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
+      if (nccl().comm_revoke) {
+        for (ncclComm_t comm : world_->live) nccl().comm_revoke(comm, kRevokeDefault);
+        return;
+      }
+      stopped.swap(world_->live);
     }
-    // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
-    if (nccl().comm_revoke)
-      for (ncclComm_t comm : world_->live) nccl().comm_revoke(comm, kRevokeDefault);
+    // Before 2.28.7 only abort stops a kernel that waits for a peer. It frees memory too, which waits for the whole device, so all must be
+    // stopping before one is freed: a thread for each. Nobody uses a handle from here on: every use asks `aborted` first, under the mutex.
+    std::vector<std::thread> threads;
+    try {
+      for (ncclComm_t comm : stopped) threads.emplace_back([comm] { nccl().comm_abort(comm); });
+    } catch (const std::system_error&) {   // no thread to be had: what is left stays as it is, and the process is ended after the grace
+    }
+    for (std::thread& t : threads) t.join();
   }
 
   void use_stream(void* stream) { options_.stream = stream; }
@@ -95,7 +112,12 @@ class Nccl final : public Communicator {
   void end_together() override {
     together_ = false;
     const Call call{.kind = CommKind::wait};
-    const ncclResult_t result = nccl().group_end();
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(world_->mutex);
+      leave_if_aborted(call);
+      result = nccl().group_end();
+    }
     if (!accepted(result)) give_up(call, CommFault::library, message(result));
     settle(call);
   }
@@ -290,26 +312,39 @@ class Nccl final : public Communicator {
 
   std::string message(ncclResult_t result) const {
     std::string text = nccl().get_error_string(result);
+    const std::lock_guard lock(world_->mutex);
+    if (world_->aborted) return text;
     if (const char* last = nccl().get_last_error(comm_); last && *last) text += fmt::format(" ({})", shown(last, 200));
     return text;
   }
 
-  void release() noexcept {
-    bool healthy = !world_->aborted;
-    if (healthy) {
+  /// What was issued is carried out on all ranks, with a limit; false where it was not.
+  bool finalize() noexcept {
+    ncclResult_t state = ncclSuccess;
+    {
+      const std::lock_guard lock(world_->mutex);
+      if (world_->aborted) return false;
       for (void* handle : registered_) nccl().comm_deregister(comm_, handle);
-      ncclResult_t state = nccl().comm_finalize(comm_);
-      const auto end = Clock::now() + options_.limit;
-      while (state == ncclInProgress && Clock::now() < end && !world_->aborted) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        if (nccl().comm_get_async_error(comm_, &state) != ncclSuccess) state = ncclInternalError;
-      }
-      healthy = state == ncclSuccess;
+      state = nccl().comm_finalize(comm_);
     }
+    for (const auto end = Clock::now() + options_.limit; state == ncclInProgress && Clock::now() < end;) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::lock_guard lock(world_->mutex);
+      if (world_->aborted || nccl().comm_get_async_error(comm_, &state) != ncclSuccess) return false;
+    }
+    return state == ncclSuccess;
+  }
+
+  void release() noexcept {
+    // While an exception passes, the others are not here to finish with: waiting for them would keep back who failed, and why.
+    bool healthy = !world_->aborted && std::uncaught_exceptions() == 0;
+    if (healthy) healthy = finalize();
+    if (!healthy) abort("left without the others");
     const std::lock_guard lock(world_->mutex);
-    std::erase(world_->live, comm_);
-    if (healthy) nccl().comm_destroy(comm_);
-    else nccl().comm_abort(comm_);
+    if (std::erase(world_->live, comm_) > 0) {   // else it was ended with the others
+      if (healthy) nccl().comm_destroy(comm_);
+      else nccl().comm_abort(comm_);
+    }
     if (event_) cudaEventDestroy(event_);
     if (scratch_) cudaFree(scratch_);
   }

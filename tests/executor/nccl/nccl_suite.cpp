@@ -88,6 +88,10 @@ int run_cycles(const Job& job, int rank, cudaStream_t stream) {
       world->wait();
     }
     if (i == 4) first = free_memory();
+    if (rank == 0 && i % 20 == 19) {   // said on the way, so that a run that is cut short tells something
+      std::printf("   %d cycles, device memory lost since the fifth: %lld bytes (all processes)\n", i + 1, static_cast<long long>(first) - static_cast<long long>(free_memory()));
+      std::fflush(stdout);
+    }
   }
   const auto lost = static_cast<long long>(first) - static_cast<long long>(free_memory());
   if (rank == 0) std::printf("ok nccl_%d_cycles %d, device memory lost since the fifth: %lld bytes (all processes)\n", job.ranks, job.cycles, lost);
