@@ -17,6 +17,7 @@
 #include "executor/data/packer.hpp"
 #include "executor/monitor/monitor.hpp"
 #include "executor/slice/slice.hpp"
+#include "executor/train/finite.hpp"
 #include "executor/train/measured.hpp"
 #include "executor/weights/load.hpp"
 
@@ -159,6 +160,7 @@ class RankRun {
     const bool fits = trainer_.place(told(placement));
     if (first_ && !fits) s_.out.notes.emplace_back("experts begin where the plan's load puts them: the save had other expert ranks");
     hand_out_state();
+    require_finite_state(world_, trainer_.parameters(), *backend_, "after the load");
     trainer_.set_steps_done(word[1]);
     data_.seek({word[2], word[3], word[4]});
     if (!first_) return;
@@ -212,8 +214,10 @@ class RankRun {
 
   std::optional<Saved> save() {
     tell("save");
+    require_finite_state(world_, trainer_.parameters(), *backend_, "before the save");
     gather_state();
     std::optional<Saved> saved;
+    if (first_ && world_) require_finite_pieces(whole(), of_whole(), trainer_.parameters());
     if (first_)
       saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed, trainer_.placement()},
                               whole(), of_whole());

@@ -47,6 +47,7 @@ Json step_json(const StepReport& r, const MemoryBreakdown& memory) {
   out["drop_rate"] = r.drop_rate;
   out["balance"] = r.balance;
   out["applied"] = r.applied;
+  if (!r.fault.empty()) out["fault"] = r.fault;
   out["expert_tokens"] = Json::object();
   for (const RoutingReport& layer : r.routing) out["expert_tokens"][std::to_string(layer.layer)] = layer.counts;
   return out;
@@ -86,8 +87,9 @@ std::string prometheus_text(const StepReport& r, const MemoryBreakdown& measured
 
 std::vector<std::string> Watch::warnings(const StepReport& r) {
   std::vector<std::string> out;
-  if (!std::isfinite(r.loss)) out.push_back(fmt::format("step {}: the loss is {}; the step is skipped", r.step, r.loss));
-  else if (!std::isfinite(r.gradient_norm)) out.push_back(fmt::format("step {}: the gradient norm is {}; the step is skipped", r.step, r.gradient_norm));
+  const std::string where = r.fault.empty() ? "" : " (" + r.fault + ")";
+  if (!std::isfinite(r.loss)) out.push_back(fmt::format("step {}: the loss is {}{}; the step is skipped", r.step, r.loss, where));
+  else if (!std::isfinite(r.gradient_norm)) out.push_back(fmt::format("step {}: the gradient norm is {}{}; the step is skipped", r.step, r.gradient_norm, where));
   if (losses_.size() >= kFewest && std::isfinite(r.loss))
     if (const Spread s = spread(losses_); r.loss > s.mean + 6 * s.deviation && r.loss > 1.2 * s.mean)
       out.push_back(fmt::format("step {}: the loss jumps to {:.4g}; the last {} steps were at {:.4g}", r.step, r.loss, losses_.size(), s.mean));

@@ -10,6 +10,8 @@
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/ranks/runnable.hpp"
+#include "executor/rendezvous/rank_process.hpp"
+#include "executor/train/finite.hpp"
 
 namespace moeplan {
 namespace {
@@ -228,13 +230,20 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
   }
   tell("gradient norm");
   if (ranks_) ranks_->world().wait();  // with a limit, which the device's own wait has not
+  const double own_loss = report.loss;
   double squares = squared_gradients();
+  const bool own_finite = std::isfinite(squares);
   reduce_report(report, squares);
   report.gradient_norm = std::sqrt(squares);
   report.applied = std::isfinite(report.loss) && std::isfinite(report.gradient_norm);
   if (ranks_) {
     tell("replica spread");
     spread_replicas(*parameters_, *ranks_, backend_);
+  }
+  if (!report.applied) {
+    const StepFault mine{.state = first_not_finite(*parameters_, backend_, true), .loss = !std::isfinite(own_loss), .gradient = !walk_->gave_finite().value_or(own_finite)};
+    if (ranks_) report.fault = agree_on_fault(ranks_->world(), mine);
+    else if (mine.state) throw RankBlamed(0, *mine.state + " is not finite: no later step can be");
   }
   tell("optimizer");
   if (report.applied)

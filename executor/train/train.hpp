@@ -35,6 +35,7 @@ struct StepReport {
                                   ///< in this step; 0 without expert ranks
   std::int64_t moved_bytes = 0;   ///< over all ranks: of experts that lie elsewhere from the next step on
   bool applied = true;            ///< false: loss or norm was not finite, and the step was skipped
+  std::string fault{};  ///< then, of several ranks: which was at fault, as far as can be told
 };
 
 class Trainer {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/error.hpp"
@@ -254,6 +255,28 @@ void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
 }
 
 /// As many gradients of the slot at a time as the staging memory holds.
+namespace {
+constexpr std::int64_t kMostGiven = 4096;   ///< sums remembered; later ones take the place of the earliest
+}
+
+/// A NaN that is summed over ranks is everybody's: whose it was can only be seen before. One more reading of the gradients.
+void Walk::note_given(const TensorView& gradients) {
+  if (backend_.name() == "null" || gradients.shape.elements() == 0) return;
+  if (!given_) given_ = backend_.allocate({4 * kMostGiven}, "sums of squares of gradients given");
+  const TensorView sum{given_.get() + 4 * (given_sums_++ % kMostGiven), DType::f32, {1}};
+  backend_.call({op::GradNorm{.elements = gradients.shape.elements(), .gradient = gradients.dtype}, Pass::forward, {}}, std::array{gradients, sum},
+                std::array<TensorView, 2>{}, {});
+}
+
+std::optional<bool> Walk::gave_finite() {
+  const std::int64_t n = std::min(given_sums_, kMostGiven);
+  if (n == 0) return std::nullopt;
+  std::vector<float> squares(static_cast<std::size_t>(n));
+  backend_.wait();
+  backend_.read({given_.get(), DType::f32, {n}}, squares);
+  return std::all_of(squares.begin(), squares.end(), [](float x) { return std::isfinite(x); });
+}
+
 void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
   const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
   const Block& b = block_of(i.slot);
@@ -297,6 +320,7 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
     }
   };
   const auto send = [&] {
+    note_given(at(0, used));
     sum_alike();
     for (const Group group : {Group::data_shard, Group::expert_data_shard})
       over(

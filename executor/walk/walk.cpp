@@ -358,6 +358,7 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
                                             std::span<const float> balance_shares) {
   if (balance_shares.empty()) balance_shares = shares;
   step_routes_.clear();
+  given_sums_ = 0;
   std::vector<MicroBatchResult> out;
   if (plan_.parallelism.pp == 1) {
     for (std::size_t j = 0; j < batches.size(); ++j) {

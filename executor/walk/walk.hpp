@@ -105,6 +105,8 @@ class Walk {
   }  ///< held beside the arena for exchanges and reductions
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
+  /// Whether all gradients that this rank has given to the sums over ranks in the last `run_all` were finite; empty where it gave none.
+  [[nodiscard]] std::optional<bool> gave_finite();
   void observe(Observer observer) { observer_ = std::move(observer); }
   void time(Clock clock) { clock_ = std::move(clock); }
   /// Of a rank alone: spent since the start in what stands for communication, in which nothing else ran.
@@ -254,6 +256,7 @@ class Walk {
   void add_carried(const Instance& i);
   void add_gradients(const Instance& i, const MicroBatchState& state);
   void reduce_gradients(const Instance& i, const MicroBatchState& state);
+  void note_given(const TensorView& gradients);
   [[nodiscard]] bool reduces(const Parameter& p) const;
   [[nodiscard]] std::int64_t kept(const op::Router& op, std::int64_t choices) const;
   [[nodiscard]] bool limits_by_host() const;
@@ -294,6 +297,8 @@ class Walk {
   /// The ways of tokens that go once to each rank, and how many expert ranks one rank of each stands for.
   std::vector<std::pair<Communicator*, std::int64_t>> ways_;
   OnceRooms rooms_;
+  Backend::Memory given_;    ///< sums of squares of what went into sums over ranks in this step, one each
+  std::int64_t given_sums_ = 0;
   std::vector<BlockNotes> notes_;
   std::vector<std::pair<Backend::Memory, std::int64_t>> longer_;  ///< of calls on longer runs: memory and its bytes
   std::size_t taken_ = 0;
