@@ -1,0 +1,76 @@
+#include "cli/calibrate_links.hpp"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+
+#include "cli/backends.hpp"
+#include "cli/output_files.hpp"
+#include "cli/run_job.hpp"
+#include "cli/table.hpp"
+#include "core/configs.hpp"
+#include "core/error.hpp"
+#include "core/json.hpp"
+#include "core/write.hpp"
+#include "executor/calibrate/links.hpp"
+
+namespace moeplan::cli {
+namespace {
+
+constexpr Duration kLimit{60000};
+
+Output write_profile(const Context& context, const LinksOptions& o, const OpenBackend& opened, std::vector<ProfileSample> samples) {
+  OutputFiles files({o.output});
+  DeviceProfile profile{.name = o.name, .driver = calibration_origin(opened.device, MOEPLAN_VERSION, o.backend), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "",
+                        .device = load_device(context.configs, o.device_name(opened.device)).device, .samples = {}};
+  if (!o.again && std::filesystem::exists(o.output)) {
+    const DeviceProfile before = load_profile(context.configs, o.output);
+    if (before.driver != profile.driver || !(before.device == profile.device))
+      throw InputError(o.output, fmt::format("was measured on {} ({}), this is {} ({})", before.driver, before.device.name, profile.driver, profile.device.name), "another -o, or --again to begin anew");
+    profile.samples = before.samples;
+    profile.source = before.source + "; ";
+  }
+  for (const ProfileSample& s : samples) std::erase_if(profile.samples, [&](const ProfileSample& old) { return old.key == s.key; });
+  profile.samples.insert(profile.samples.end(), samples.begin(), samples.end());
+  std::sort(profile.samples.begin(), profile.samples.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  profile.source += fmt::format("moeplan calibrate --links {}: the slowest rank's medians of {} batches, from the call to its end", o.ranks, samples.front().count);
+  files.write(o.output, to_json(profile).dump(1) + "\n");
+  files.done();
+  Output out;
+  out.notes.push_back(fmt::format("{}: {} samples, {} of links", o.output, profile.samples.size(), samples.size()));
+  std::vector<std::vector<std::string>> rows;
+  Json fits = Json::array();
+  for (const LinkFit& f : fit_links(samples)) {
+    rows.push_back({f.collective, std::to_string(f.ranks), duration({f.latency}), fmt::format("{:.1f} GB/s", f.rate / 1e9), percent(f.worst)});
+    fits.push_back({{"collective", f.collective}, {"ranks", f.ranks}, {"latency_s", f.latency}, {"payload_bytes_per_s", f.rate}, {"worst_error", f.worst}});
+  }
+  if (context.json) {
+    out.text = Json{{"profile", o.output}, {"samples", profile.samples.size()}, {"links", fits}}.dump(2) + "\n";
+    return out;
+  }
+  out.text = heading(context, fmt::format("{} ranks on {}: seconds = latency + payload / rate", o.ranks, opened.device)) + "\n" +
+             table({{"collective"}, {"ranks", true}, {"latency", true}, {"rate", true}, {"worst error", true}}, rows);
+  return out;
+}
+
+}  // namespace
+
+Output calibrate_links(const Context& context, const LinksOptions& o) {
+  std::optional<int> ended;
+  const std::optional<Job> job = find_job(o.ranks, true, {}, std::nullopt, ended);
+  if (ended) return {{}, {}, *ended};
+  if (!job) throw InputError("--links", "one rank has none to measure", "--links 2");
+  const OpenBackend current = open_backend(o.backend, false, job->place.local_rank);   // the device on which the world is opened
+  return run_job(*job, kLimit, transport_of(o.backend), [&](Communicator& world, Progress&) {
+    const OpenBackend opened = open_backend(o.backend, false, job->place.local_rank);   // which leaves another one current
+    LinkOptions sizes;
+    if (o.backend == "cpu") sizes.most_bytes = std::int64_t{1} << 24;
+    std::vector<ProfileSample> samples = time_links(world, *opened.backend, sizes);
+    return world.rank() == 0 ? write_profile(context, o, opened, std::move(samples)) : Output{};
+  });
+}
+
+}  // namespace moeplan::cli

@@ -1,0 +1,37 @@
+#include "executor/calibrate/links.hpp"
+
+#include <gtest/gtest.h>
+
+#include "executor/comm/in_process.hpp"
+
+namespace moeplan {
+namespace {
+
+TEST(Links, a_fit_gives_back_latency_and_rate) {
+  std::vector<ProfileSample> samples{{.key = "linear tokens=1 in=2 out=3 forward", .median = {1}}};
+  for (const double bytes : {1024.0, 1048576.0, 1073741824.0})
+    samples.push_back({.key = "all_gather payload=" + std::to_string(static_cast<std::int64_t>(bytes)) + " ranks=2", .median = {20e-6 + bytes / 200e9}});
+  const std::vector<LinkFit> fits = fit_links(samples);
+  ASSERT_EQ(fits.size(), 1u);
+  EXPECT_EQ(fits[0].collective, "all_gather");
+  EXPECT_EQ(fits[0].ranks, 2);
+  EXPECT_NEAR(fits[0].latency, 20e-6, 1e-9);
+  EXPECT_NEAR(fits[0].rate / 200e9, 1, 1e-6);
+  EXPECT_LT(fits[0].worst, 1e-6);
+}
+
+TEST(Links, every_collective_is_timed_at_every_payload_and_all_ranks_have_the_same_figures) {
+  std::vector<std::vector<ProfileSample>> of(2);
+  run_ranks(2, [&](Communicator& c) {
+    const auto backend = cpu_backend(CpuStorage::wide);
+    of[static_cast<std::size_t>(c.rank())] = time_links(c, *backend, {.least_bytes = 1 << 10, .most_bytes = 1 << 13, .batches = 3});
+  });
+  EXPECT_EQ(of[0].size(), 10u);   // five collectives, two payloads
+  EXPECT_EQ(of[0], of[1]);
+  EXPECT_EQ(of[0][0].key, "all_gather payload=1024 ranks=2");
+  EXPECT_EQ(of[0][9].key, "send_receive payload=8192 ranks=2");
+  for (const ProfileSample& s : of[0]) EXPECT_GT(s.median.value, 0) << s.key;
+}
+
+}  // namespace
+}  // namespace moeplan
