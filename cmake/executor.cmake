@@ -18,3 +18,12 @@ if(TARGET CUDA::cudart_static AND NCCL_INCLUDE_DIR)
 else()
   message(STATUS "NCCL: nccl.h or the CUDA run time not found; moeplan_nccl is skipped")
 endif()
+
+# Faults of real processes: the runner, and what is loaded into the rank that fails. The shim knows x86-64 and glibc.
+if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
+  add_library(fault_shim MODULE tests/executor/faults/shim.cpp)
+  target_compile_features(fault_shim PRIVATE cxx_std_20)
+  target_link_libraries(fault_shim PRIVATE ${CMAKE_DL_LIBS})
+  add_executable(fault_cells tests/executor/faults/fault_cells.cpp tests/executor/faults/cells.cpp)
+  target_link_libraries(fault_cells PRIVATE moeplan_comm)
+endif()

@@ -44,6 +44,13 @@ if(TARGET moeplan_cuda)
   moeplan_tests(cuda_executor_tests GLOB tests/executor/cuda/*_test.cpp LINK "moeplan_cuda_executor;moeplan_sim")
 endif()
 
+# Every fault in every phase, once, to real processes that share memory; fault_cells --backend cuda does it over NCCL.
+if(TARGET moeplan AND TARGET fault_cells)
+  add_test(NAME FaultCells.EveryFaultInEveryPhaseNamesTheRankAndLosesNoSave
+           COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --trials 1 --at-once 12 --rank-timeout 8)
+  set_tests_properties(FaultCells.EveryFaultInEveryPhaseNamesTheRankAndLosesNoSave PROPERTIES TIMEOUT 300)
+endif()
+
 # Our adapters, judged by stock PEFT.
 find_program(MOEPLAN_PYTHON python3)
 if(TARGET moeplan AND MOEPLAN_PYTHON)

@@ -1,0 +1,30 @@
+#pragma once
+/// The 48 cells: what happens to a rank x the phase in which it happens, each with five places in the program.
+
+#include <array>
+#include <string>
+#include <vector>
+
+namespace moeplan::faults {
+
+inline constexpr std::array kActions{"kill", "stop", "exit", "exception", "memory", "nan"};
+inline constexpr std::array kPhases{"rendezvous", "init", "forward dispatch", "backward reduce", "optimizer", "save", "load", "shutdown"};
+
+/// A breakpoint in one rank.
+struct Point {
+  bool first = false;          ///< rank 0, else the last rank
+  std::string function;        ///< part of its mangled name
+  int hit = 1;
+  std::string nan = "rsi";     ///< argument that points to the numbers
+};
+
+/// Five of them; the trials of a cell go round. `backend`: "cpu" or "cuda", whose names differ in places.
+[[nodiscard]] std::vector<Point> points(const std::string& phase, bool nan, const std::string& backend);
+
+/// What the rank's last `set_phase` was there.
+[[nodiscard]] std::string phase_in_program(const std::string& phase);
+
+/// What the shim does, for a trial of a cell.
+[[nodiscard]] std::string shim_action(const std::string& action, const Point& point, const std::string& backend);
+
+}  // namespace moeplan::faults
