@@ -11,7 +11,8 @@ std::vector<Point> points(const std::string& phase, bool nan, const std::string&
     // No numbers travel at the rendezvous and at the end: there it is a wrong token, and a wrong name of the last barrier (of which rank 0's counts).
     if (phase == "rendezvous") return {{false, join, 1, "rdx"}, {true, join, 1, "rdx"}};
     if (phase == "init") return {{false, write, 1, "rdx"}, {true, write, 1, "rdx"}};
-    if (phase == "forward dispatch") return {{false, all_to_all, 1}, {true, all_to_all, 1}, {false, all_to_all, 3}, {true, all_to_all, 3}, {false, all_to_all, 5}};
+    // Rows; the exchange before each carries their experts' numbers.
+    if (phase == "forward dispatch") return {{false, all_to_all, 2}, {true, all_to_all, 2}, {false, all_to_all, 4}, {true, all_to_all, 4}, {false, all_to_all, 6}};
     if (phase == "backward reduce") return {{false, copy, 1, "*rsi"}, {true, copy, 1, "*rsi"}, {false, copy, 3, "*rsi"}, {true, copy, 3, "*rsi"}, {false, copy, 5, "*rsi"}};
     if (phase == "optimizer") return {{false, write, 1, "rdx"}, {true, write, 1, "rdx"}, {false, write, 2, "rdx"}, {true, write, 3, "rdx"}};
     if (phase == "save") return {{false, words, 2}, {true, words, 2}, {false, words, 5}, {true, words, 4}};
