@@ -162,10 +162,10 @@ TEST(Team, AgreesToSkipAStepThatIsNotFinite) {
     const auto backend = cpu_backend(CpuStorage::wide);
     Trainer trainer(p, q, *backend, {}, &world, &progress);
     randomise(trainer.parameters(), 1, p.model, *backend);
-    if (world.rank() == 1)  // one expert on one rank
+    if (world.rank() == 1)  // finite weights of one rank's experts whose products are not
       for (Parameter& each : trainer.parameters().all())
         if (each.cls == WeightClass::experts && !each.adapter)
-          set_values(each, std::vector<float>(static_cast<std::size_t>(each.held_shape().elements()), NAN), *backend);
+          set_values(each, std::vector<float>(static_cast<std::size_t>(each.held_shape().elements()), 1e16f), *backend);
     const StepReport r = trainer.step({batch(p, q, static_cast<std::uint64_t>(world.rank()))});
     applied[static_cast<std::size_t>(world.rank())] = r.applied;
     norms[static_cast<std::size_t>(world.rank())] = r.gradient_norm;
