@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
             for (int e = 0; e <= experts; ++e) offsets.push_back(e * t);
             const auto o = DeviceBuffer::of(offsets);
             DeviceBuffer y(dy.bytes()), dx(x.bytes());
+            if (t == 16) gl::mxfp4::arrange_weights(packed.get<std::uint8_t>(), static_cast<std::int64_t>(values / 2), nullptr);
             gl::mxfp4::prepare_scales(d, gl::GateLayout::halves, scales.get<std::uint8_t>(),
                                       prepared.get<std::uint8_t>(), nullptr);
             const gl::mxfp4::Weights w{packed.get<std::uint8_t>(), prepared.get<std::uint8_t>()};

@@ -95,7 +95,8 @@ __device__ __forceinline__ void activate_out(const char* staging, const Output& 
     }
 }
 
-template <bool gated, int n>
+/// `neighbours`: the 16 rows of a warp in its two blocks follow each other (no bias then), else they are 64 rows apart.
+template <bool gated, int n, bool neighbours = false>
 __device__ __forceinline__ void store_tile(const float (&acc)[2][n / 2], const Output& out, const Tile& tile, int group,
                                            char* staging) {
     const int lane = threadIdx.x % 32;
@@ -130,7 +131,8 @@ __device__ __forceinline__ void store_tile(const float (&acc)[2][n / 2], const O
             }
 #pragma unroll
             for (int b = 0; b < 2; ++b)
-                stage_16_tokens(staging, t - t0, b * 64 + warp * 16, &acc[b][t / 2], bias[b], scale);
+                stage_16_tokens(staging, t - t0, neighbours ? warp * 32 + b * 16 : b * 64 + warp * 16, &acc[b][t / 2],
+                                bias[b], scale);
         }
         ptx::named_barrier(barrier, 128);
         if constexpr (gated)

@@ -22,6 +22,15 @@ __global__ void __launch_bounds__(256) transpose_scales(std::int64_t count, int 
     prepared[i] = s > 192 ? 192 : s;
 }
 
+__global__ void __launch_bounds__(256) arrange_blocks(std::int64_t count, uint4* blocks) {
+    const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
+    if (i >= count) return;
+    const uint4 v = blocks[i];
+    std::uint32_t out[4];
+    arrange({v.x, v.y, v.z, v.w}, out);
+    blocks[i] = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
 CUtensorMap packed_map(const Weights& w, const Dims& d, int halves, GateLayout layout, bool gradient) {
     const std::uint64_t bytes = d.in / 2, rows = d.out / halves;
     const bool interleaved = layout == GateLayout::interleaved;
@@ -72,6 +81,13 @@ void prepare_scales(const Dims& d, GateLayout layout, const std::uint8_t* scales
     transpose_scales<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(
         count, d.out, d.in / block, layout == GateLayout::interleaved, scales, prepared);
     check_launch("MXFP4 scales", describe(d));
+}
+
+void arrange_weights(std::uint8_t* packed, std::int64_t bytes, cudaStream_t stream) {
+    const std::int64_t count = bytes / 16;
+    if (count == 0) return;
+    arrange_blocks<<<static_cast<unsigned>((count + 255) / 256), 256, 0, stream>>>(count, reinterpret_cast<uint4*>(packed));
+    check_launch("MXFP4 weights", "bytes=" + std::to_string(bytes));
 }
 
 void forward(const Forward& a, cudaStream_t stream) {

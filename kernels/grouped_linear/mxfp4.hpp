@@ -47,4 +47,24 @@ inline void quantise(std::span<const double> values, std::span<std::uint8_t> pac
     }
 }
 
+#if defined(__CUDACC__)
+#define MOEPLAN_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define MOEPLAN_HOST_DEVICE inline
+#endif
+
+/// A block's 32 codes, four words as stored, as the kernels read them: code 8 t + 2 j + e becomes code t of half e of
+/// word j, and the bits of a half's four codes lie where one shift brings sign, exponent and mantissa to a bf16's.
+MOEPLAN_HOST_DEVICE void arrange(const std::uint32_t (&stored)[4], std::uint32_t (&arranged)[4]) {
+    for (int j = 0; j < 4; ++j) {
+        arranged[j] = 0;
+        for (int e = 0; e < 2; ++e)
+            for (int t = 0; t < 4; ++t) {
+                const std::uint32_t code = stored[t] >> (4 * (2 * j + e)) & 15, sign = code >> 3, number = code & 7;
+                const int sign_at = t == 0 ? 15 : t == 1 ? 12 : t == 2 ? 14 : 13, number_at = t == 0 ? 6 : t == 1 ? 3 : t == 2 ? 0 : 9;
+                arranged[j] |= (sign << sign_at | number << number_at) << (16 * e);
+            }
+    }
+}
+
 } // namespace moeplan::kernels::grouped_linear::mxfp4

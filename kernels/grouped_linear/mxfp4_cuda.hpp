@@ -2,8 +2,9 @@
 /// Grouped linear layers whose frozen weights stay in MXFP4 (mxfp4.hpp): W4A16, dequantised in registers, forward and
 /// input gradient. Results equal those of the bf16 kernels on the dequantised weights but for the order of sums.
 ///
-/// Packed values are used as stored. The scales, 3 % of the bytes, are transposed once by `prepare_scales`, because a
-/// tile then reads them in contiguous pieces whatever the input width.
+/// Before their first use `arrange_weights` moves the bits of each block, 16 bytes, where they lie (`arrange`), and
+/// `prepare_scales` transposes the scales, 3 % of the bytes, because a tile then reads them in contiguous pieces whatever
+/// the input width.
 
 #include "kernels/grouped_linear/cuda.hpp"
 
@@ -14,8 +15,11 @@ namespace moeplan::kernels::grouped_linear::mxfp4 {
 void prepare_scales(const Dims& dims, GateLayout layout, const std::uint8_t* scales, std::uint8_t* prepared,
                     cudaStream_t stream);
 
+/// packed[bytes], a multiple of 16, from the order of the format to that of the kernels, in place.
+void arrange_weights(std::uint8_t* packed, std::int64_t bytes, cudaStream_t stream);
+
 struct Weights {
-    const std::uint8_t* packed = nullptr;   ///< [experts, out, in / 2], 16-byte aligned
+    const std::uint8_t* packed = nullptr;   ///< [experts, out, in / 2] arranged, 16-byte aligned
     const std::uint8_t* prepared = nullptr; ///< [experts, in / 32, out], 16-byte aligned
 };
 

@@ -3,14 +3,15 @@
 /// contraction: 16 KB of packed weights, 1 KB of scales, up to 32 KB of tokens. The multiplying warps read packed words,
 /// expand them to bf16 in registers and multiply from there (wgmma with A in registers).
 ///
-/// Expanding: a nibble's exponent and mantissa bits are moved to the low exponent and high mantissa bits of a bf16,
-/// which is the value times 2^-126, exact for 0 and 0.5 too (a bf16 subnormal); one multiplication by
-/// 2^(s - 127 + 126 - 64) finishes it. The 2^-64 keeps that factor's exponent in range for every scale up to 2^65 and is
-/// undone on the fp32 sums. 5 to 6 integer operations per pair of weights.
+/// Expanding: a code's exponent and mantissa bits belong in the low exponent and high mantissa bits of a bf16, which is
+/// the value times 2^-126, exact for 0 and 0.5 too (a bf16 subnormal); one multiplication by 2^(s - 127 + 126 - 64)
+/// finishes it. The 2^-64 keeps that factor's exponent in range for every scale up to 2^65 and is undone on the fp32
+/// sums. In the words of `arrange` (mxfp4.hpp) a shift and a mask put two codes there: 7 operations of the integer pipe
+/// for 8 weights, where 20 were needed for words as stored.
 ///
-/// Forward: a thread's fragment needs byte l % 4 of each packed word of rows l / 4 and l / 4 + 8.
-/// Input gradient: the instruction's rows are columns of the weight, and which one is free to choose: thread l takes
-/// the four columns 4 (l / 4) of its warp's 32, which lie in 16 bits; the epilogue puts them back in order.
+/// Forward: word j of a block of 32 is what thread 4 i + j needs of row i for two instructions.
+/// Input gradient: the instruction's rows are columns of the weight; half a word has columns c, c + 8, c + 16, c + 24,
+/// which are the four rows that a thread holds of two instructions.
 
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 
@@ -36,16 +37,26 @@ struct Config {
     static constexpr bool gradient = gradient_;
 };
 
-/// Four bits at the top of each half to bf16 times 2^-126; other bits are ignored.
-__device__ __forceinline__ std::uint32_t top_nibbles(std::uint32_t v) {
-    return ((v >> 6) & 0x01c001c0u) | (v & 0x80008000u);
-}
+/// 2^(s - 65) of scale byte s as a bf16 is s * 2^7 + this, in both halves.
+inline constexpr std::uint32_t scale_bias = 62u * 128u * 0x10001u;
+
 __device__ __forceinline__ std::uint32_t times(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
-inline constexpr std::uint32_t scale_bias = 62u * 128u * 0x10001u;
+
+/// Codes 2 i and 2 i + 1 of both halves of an arranged word, times `factor`.
+__device__ __forceinline__ void expand(std::uint32_t w, int i, std::uint32_t factor, std::uint32_t& even, std::uint32_t& odd) {
+    constexpr std::uint32_t number = 0x01c001c0u, sign = 0x80008000u;
+    if (i == 0) {
+        even = times(w & (number | sign), factor);
+        odd = times((w << 3) & (number | sign), factor);
+    } else {
+        even = times(((w << 6) & number) | ((w << 1) & sign), factor);
+        odd = times(((w >> 3) & number) | ((w << 2) & sign), factor);
+    }
+}
 
 template <typename C>
 __device__ __forceinline__ void load_stage(char* stage, const Maps& maps, const Problem& p, const Packed& w,
@@ -78,111 +89,103 @@ __device__ __forceinline__ void load_stage(char* stage, const Maps& maps, const 
     }
 }
 
-/// A fragments of 16 of the contraction, number `k16` (0 to 7) of the stage: a[block][4].
+/// What a thread reads of 32 of the contraction: forward, of its rows of block b, [b][r]; gradient, of contraction
+/// 16 i + 8 h and on, [i][h].
+struct Codes {
+    std::uint32_t word[2][2];
+    std::uint32_t scale[2][2]; ///< gradient: of two rows
+};
+
+/// Number `k32` (0 to 3) of the stage.
 template <typename C>
-__device__ __forceinline__ void expand(const char* stage, int group, int k16, std::uint32_t (&a)[2][4]) {
+__device__ __forceinline__ Codes read_codes(const char* stage, int group, int k32) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const char* scales = stage + packed_stage;
-    if constexpr (!C::gradient) {
-        const std::uint32_t byte = lane % 4;
-        const std::uint32_t select = (4 + byte) << 12 | byte << 4; // byte 3 from w, byte 1 from w << 4
+    Codes c;
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
-            const int piece = C::gated ? block : group;
-            const int row0 = (C::gated ? group : block) * 64 + warp * 16 + lane / 4;
+    for (int x = 0; x < 2; ++x)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = row0 + 8 * r;
-                const uint2 w = *reinterpret_cast<const uint2*>(stage + piece * (packed_stage / 2) +
-                                                                swizzle_64(row, k16 / 2) + k16 % 2 * 8);
-                const std::uint32_t s = static_cast<std::uint8_t>(scales[piece * 512 + k16 / 2 * 128 + row]);
-                const std::uint32_t factor = s * 0x00800080u + scale_bias;
-                a[block][r] = times(top_nibbles(__byte_perm(w.x << 4, w.x, select)), factor);
-                a[block][r + 2] = times(top_nibbles(__byte_perm(w.y << 4, w.y, select)), factor);
+        for (int y = 0; y < 2; ++y) {
+            if constexpr (!C::gradient) {
+                const int piece = C::gated ? x : group;
+                const int row = (C::gated ? group : x) * 64 + warp * 16 + lane / 4 + 8 * y;
+                c.word[x][y] = *reinterpret_cast<const std::uint32_t*>(stage + piece * (packed_stage / 2) +
+                                                                      swizzle_64(row, k32) + lane % 4 * 4);
+                c.scale[x][y] = static_cast<std::uint8_t>(scales[piece * 512 + k32 * 128 + row]);
+            } else {
+                const int column = group * 4 + warp; // 16-byte piece of a row: this warp's 32 columns
+                const int row = k32 * 32 + x * 16 + y * 8 + 2 * (lane % 4);
+                const std::uint32_t even =
+                    *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row, column) + lane / 4 * 2);
+                const std::uint32_t odd =
+                    *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row + 1, column) + lane / 4 * 2);
+                c.word[x][y] = __byte_perm(even, odd, 0x5410);
+                c.scale[x][y] = *reinterpret_cast<const std::uint16_t*>(scales + column * 128 + row);
             }
         }
-    } else {
-        const int column = group * 4 + warp; // 16-byte piece of a row: this warp's 32 columns
-#pragma unroll
-        for (int h = 0; h < 2; ++h) { // contraction 0 to 7 and 8 to 15
-            const int row = k16 * 16 + h * 8 + 2 * (lane % 4);
-            const std::uint32_t even =
-                *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row, column) + lane / 4 * 2);
-            const std::uint32_t odd =
-                *reinterpret_cast<const std::uint16_t*>(stage + swizzle_128(row + 1, column) + lane / 4 * 2);
-            const std::uint32_t s = *reinterpret_cast<const std::uint16_t*>(scales + column * 128 + row);
-            const std::uint32_t factor = __byte_perm(s, 0, 0x4140) * 128u + scale_bias;
-            const std::uint32_t v = __byte_perm(even, odd, 0x5410);
-#pragma unroll
-            for (int block = 0; block < 2; ++block)
-#pragma unroll
-                for (int r = 0; r < 2; ++r)
-                    a[block][r + 2 * h] = times(top_nibbles(v << (12 - 4 * (2 * block + r))), factor);
-        }
-    }
+    return c;
 }
 
-/// The input gradient's tile: thread l of warp w holds columns 32 w + 4 (l / 4) + {0, 1, 2, 3} of its warpgroup's 128.
-template <int n>
-__device__ __forceinline__ void store_columns(float (&acc)[2][n / 2], const Output& out, const Tile& tile, int group,
-                                              char* staging) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int column0 = tile.row_tile * tile_rows + group * 128;
+/// A fragments of instruction `i` (0 or 1) of these 32 of the contraction: a[block][4].
+template <typename C>
+__device__ __forceinline__ void fragments(const Codes& c, int i, std::uint32_t (&a)[2][4]) {
 #pragma unroll
-    for (int t0 = 0; t0 < n; t0 += staging_tokens) {
-        ptx::named_barrier(1 + group, 128);
+    for (int x = 0; x < 2; ++x) {
+        if constexpr (!C::gradient) {
 #pragma unroll
-        for (int j = t0 / 8; j < n / 8 && j < t0 / 8 + 4; ++j)
+            for (int r = 0; r < 2; ++r)
+                expand(c.word[x][r], i, c.scale[x][r] * 0x00800080u + scale_bias, a[x][r], a[x][r + 2]);
+        } else {
+            const std::uint32_t factor = __byte_perm(c.scale[i][x], 0, 0x4140) * 128u + scale_bias;
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int token = 8 * j + 2 * (lane % 4) + c;
-                float scale = out.alpha;
-                if (out.row_scale != nullptr && token < tile.tokens) scale *= out.row_scale[tile.token0 + token];
-                const uint2 v = make_uint2(ptx::pack_bf16(acc[0][4 * j + c] * scale, acc[0][4 * j + c + 2] * scale),
-                                           ptx::pack_bf16(acc[1][4 * j + c] * scale, acc[1][4 * j + c + 2] * scale));
-                *reinterpret_cast<uint2*>(staging + (token - t0) * staging_pitch + (warp * 32 + lane / 4 * 4) * 2) = v;
-            }
-        ptx::named_barrier(1 + group, 128);
-        copy_out(staging, out, tile.token0 + t0, tile.tokens - t0, column0);
+            for (int block = 0; block < 2; ++block)
+                expand(c.word[i][x], block, factor, a[block][2 * x], a[block][2 * x + 1]);
+        }
     }
 }
 
 template <typename C, int n>
 __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, ptx::RingPosition<ring_stages>& at,
-                                         const Problem& p, const Tile& tile, int group, char* staging) {
+                                                const Problem& p, const Tile& tile, int group, char* staging) {
     float acc[2][ptx::Wgmma<n>::accumulators] = {};
     const bool elected = threadIdx.x % 32 == 0;
+    std::uint32_t a[2][2][4]; // two buffers: one is read by the tensor cores while the other is filled
+    int previous = -1;        // stage whose last instructions may still run
     for (int half = 0; half < p.halves; ++half)
         for (int k = 0; k < p.contraction; k += step) {
             const char* stage = ring + at.stage * stage_bytes;
             const int parts = p.contraction - k > 64 ? 2 : 1;
             ptx::barrier_wait(&tail.full[at.stage], at.parity);
+            Codes codes = read_codes<C>(stage, group, 0);
             for (int part = 0; part < parts; ++part) {
-                std::uint32_t a[2][2][4]; // two buffers: one is read by the tensor cores while the other is filled
                 const std::uint64_t b = ptx::wgmma_descriptor(
                     ptx::shared_address(stage + packed_stage + scale_stage + part * token_part));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    expand<C>(stage, group, part * 4 + i, a[i % 2]);
+                    fragments<C>(codes, i % 2, a[i % 2]);
+                    if (i % 2 == 1) codes = read_codes<C>(stage, group, (part * 2 + i / 2 + 1) & 3);
                     ptx::wgmma_begin();
 #pragma unroll
                     for (int block = 0; block < 2; ++block)
                         ptx::Wgmma<n>::template rs<>(acc[block], a[i % 2][block], ptx::wgmma_advance(b, i * 32), true);
                     ptx::wgmma_commit();
                     ptx::wgmma_wait<1>();
+                    if (i == 0) {
+                        __syncwarp(); // every lane has read its words
+                        ptx::barrier_arrive_if(elected && part == 0 && previous >= 0,
+                                               &tail.empty[previous & (ring_stages - 1)]);
+                    }
                 }
             }
-            ptx::wgmma_wait<0>();
-            __syncwarp(); // every lane has read its words
-            if (elected) ptx::barrier_arrive(&tail.empty[at.stage]);
+            previous = static_cast<int>(at.stage);
             at.advance();
         }
+    ptx::wgmma_wait<0>();
+    __syncwarp();
+    if (elected) ptx::barrier_arrive(&tail.empty[previous]);
     ptx::wgmma_touch(acc[0]);
     ptx::wgmma_touch(acc[1]);
-    if constexpr (C::gradient)
-        store_columns<n>(acc, p.output, tile, group, staging);
-    else
-        store_tile<C::gated, n>(acc, p.output, tile, group, staging);
+    store_tile<C::gated, n, C::gradient>(acc, p.output, tile, group, staging);
 }
 
 template <typename C>
@@ -206,7 +209,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
     TileWalk<1> walk(tail.offsets, p.experts, p.row_tiles);
     Tile tile;
     if (threadIdx.x < 128) {
-        ptx::registers_release<72>();
+        ptx::registers_release<40>();
         if (threadIdx.x != 0) return;
         ptx::RingPosition<ring_stages> at{0, 1};
         for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x)
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
                     at.advance();
                 }
     } else {
-        ptx::registers_acquire<216>();
+        ptx::registers_acquire<232>();
         const int group = threadIdx.x / 128 - 1;
         ptx::RingPosition<ring_stages> at;
         char* mine = staging + group * staging_bytes;

@@ -18,6 +18,14 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+/// The same where `condition`, without a branch: one between a wgmma and its wait makes the compiler wait at once.
+__device__ __forceinline__ void barrier_arrive_if(bool condition, Barrier* barrier) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}\n" ::"r"(
+                     shared_address(barrier)),
+                 "r"(static_cast<int>(condition))
+                 : "memory");
+}
+
 /// Arrives at the same barrier in block `rank` of the cluster. Enough to hand back a buffer that only bulk copies fill;
 /// a release to the cluster costs a memory fence per arrival.
 __device__ __forceinline__ void barrier_arrive_at_rank(Barrier* barrier, std::uint32_t rank) {

@@ -34,11 +34,17 @@ template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-/// Tells the compiler that `d` may have changed, so that it keeps reads behind the wait.
+/// Tells the compiler that `d` may have changed, so that it keeps reads behind the wait; of operands in registers, so
+/// that it makes them before `wgmma_begin`.
 template <int count>
 __device__ __forceinline__ void wgmma_touch(float (&d)[count]) {
 #pragma unroll
     for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int count>
+__device__ __forceinline__ void wgmma_touch(std::uint32_t (&a)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 /// Which index of an operand is contiguous in shared memory.

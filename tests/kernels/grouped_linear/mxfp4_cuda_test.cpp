@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/grouped_linear/mxfp4_cuda.hpp"
 #include "kernels/grouped_linear/reference.hpp"
@@ -56,7 +58,8 @@ struct Device {
           packed(DeviceBuffer::of(d.packed)), prepared(poisoned(d.scales.size())), scale(upload_as<float>(d.row_scale)) {
         const auto stored = DeviceBuffer::of(d.scales);
         fp4::prepare_scales(d.dims, d.layout, stored.get<std::uint8_t>(), prepared.get<std::uint8_t>(), nullptr);
-        moeplan::kernels::check(cudaDeviceSynchronize(), "prepare scales");
+        fp4::arrange_weights(packed.get<std::uint8_t>(), static_cast<std::int64_t>(d.packed.size()), nullptr);
+        moeplan::kernels::check(cudaDeviceSynchronize(), "prepare weights");
     }
     fp4::Weights weights() const { return {packed.get<std::uint8_t>(), prepared.get<std::uint8_t>()}; }
 };
@@ -91,6 +94,18 @@ TEST(Mxfp4, quantising_representable_values_loses_nothing) {
     fp4::quantise(values, packed, scales);
     fp4::dequantise(packed, scales, back);
     EXPECT_EQ(back, values);
+}
+
+TEST(Mxfp4, arranging_moves_every_bit_to_a_place_of_its_own) {
+    std::uint32_t seen[4] = {};
+    for (int bit = 0; bit < 128; ++bit) {
+        std::uint32_t stored[4] = {}, arranged[4];
+        stored[bit / 32] = 1u << bit % 32;
+        fp4::arrange(stored, arranged);
+        EXPECT_EQ(std::popcount(arranged[0]) + std::popcount(arranged[1]) + std::popcount(arranged[2]) + std::popcount(arranged[3]), 1);
+        for (int j = 0; j < 4; ++j) seen[j] |= arranged[j];
+    }
+    for (const std::uint32_t word : seen) EXPECT_EQ(word, ~0u);
 }
 
 TEST(Mxfp4Cuda, equals_dequantise_then_multiply_for_ragged_experts) {
