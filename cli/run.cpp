@@ -101,7 +101,8 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   exchange_once(program, problem, loaded.plan, options.train.walk);
   // The scratch and copies of this backend's kernels, whatever runtime the plan names.
   Problem priced = problem;
-  if (opened.backend->wants_dense()) priced.runtime.own_kernels = true, priced.runtime.workspace = opened.backend->beside();
+  priced.runtime.own_kernels = opened.backend->wants_dense();
+  priced.runtime.workspace = opened.backend->beside();
   MemoryBreakdown predicted = memory(program, priced, loaded.plan);
   predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
   const std::int64_t here = world ? 1 : options.ranks;

@@ -225,9 +225,11 @@ std::int64_t GroupScorer::runtime_bytes(const Choice& c) const {
   return runtime.context.value + runtime.communicator.value * communicators;
 }
 
-/// With the allocator's reserve.
+/// With the libraries' workspace and the allocator's reserve, as `standing_memory` and `add_allocator_reserve`.
 std::int64_t GroupScorer::reserved(std::int64_t allocated) const {
-  const double overhead = shared_.problem.runtime.allocator_overhead;
+  const Runtime& runtime = shared_.problem.runtime;
+  if (runtime.own_kernels) allocated += runtime.workspace.value;
+  const double overhead = runtime.allocator_overhead;
   return overhead > 0 ? allocated + std::llround(static_cast<double>(allocated) * overhead) : allocated;
 }
 

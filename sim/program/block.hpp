@@ -88,8 +88,6 @@ inline constexpr Bytes kOffloaded{std::int64_t{1} << 20};
 /// issue order: compute calls up to the next exchange, in turn from each. A host wait comes after the other pass's compute was
 /// issued, so that it holds up nothing but its own pass's rest. Exchanges are marked `beside_compute`.
 [[nodiscard]] Block side_by_side(const Block& forward, const Block& backward);
-/// Its peak; `forward` and `backward` are what it was made of.
-[[nodiscard]] PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward);
 
 /// Bugs in a lowered block: reads before writes, shapes that disagree with the contract, values used after their end.
 /// Empty when sound.

@@ -94,8 +94,6 @@ BlockMemory block_memory(const Block& block, const Runtime& runtime) {
   return out;
 }
 
-PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward) { return side_by_side_memory(both, forward, backward, Runtime{}); }
-
 PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward, const Runtime& runtime) {
   const auto shift = static_cast<ValueId>(forward.values.size());
   std::vector<bool> entry(both.values.size(), false), stays(both.values.size(), false);

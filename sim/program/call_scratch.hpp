@@ -23,8 +23,9 @@ using CallScratch = std::function<Bytes(const BlockNode&)>;
 /// By the runtime: its own kernels' scratch and copies, or the contract's.
 [[nodiscard]] CallScratch call_scratch(const Block& block, const Runtime& runtime);
 
-/// `block_memory` and `side_by_side_memory` (block.hpp) with what the runtime's calls hold.
+/// `block_memory` (block.hpp) with what the runtime's calls hold.
 [[nodiscard]] BlockMemory block_memory(const Block& block, const Runtime& runtime);
+/// The peak of a block that `side_by_side` made of a forward and a backward pass.
 [[nodiscard]] PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward, const Runtime& runtime);
 
 }  // namespace moeplan
