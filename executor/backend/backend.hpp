@@ -22,6 +22,7 @@ struct TensorView {
   Shape shape{};                                         ///< as the call sees it
   const std::vector<std::int32_t>* columns = nullptr;    ///< columns of a row of the base, in the view's order
   std::int64_t base_columns = 0;                         ///< of a row of the base, where `columns` is set
+  bool arranged = false;                                 ///< a stored weight in the order that the backend's kernels read (`WeightForm`)
   [[nodiscard]] bool present() const { return data != nullptr; }
 };
 
@@ -32,6 +33,13 @@ struct CallContext {
   TensorView workspace{};                           ///< `Backend::workspace` bytes (u8), with `wants_dense` also the copies'; absent or too small: the backend finds its own
   std::int64_t capacity = 0;                        ///< most rows of one expert; 0: no limit
   double auxiliary = 0;                             ///< weight of the router's balancing loss
+};
+
+/// How a frozen weight lies in memory.
+struct WeightForm {
+  DType dtype = DType::bf16;
+  bool arranged = false;   ///< stored, but its bits moved to where the kernels of the calls that read it want them
+  bool operator==(const WeightForm&) const = default;
 };
 
 class Backend {
@@ -50,13 +58,13 @@ class Backend {
   /// In which type it holds a tensor that the plan wants in `planned`.
   [[nodiscard]] virtual DType held(DType planned) const = 0;
   /// The same of a frozen weight of this call, which is kept quantised where the backend computes with it so.
-  [[nodiscard]] virtual DType held_weight(const Op&, DType planned) const { return held(planned); }
+  [[nodiscard]] virtual WeightForm held_weight(const Op&, DType planned) const { return {held(planned)}; }
   /// Zeroed memory, aligned to 64 bytes. Throws InputError naming `what` and the bytes where there is none.
   [[nodiscard]] virtual Memory allocate(Bytes bytes, const std::string& what) = 0;
   /// Converts between floats here and a tensor there.
   virtual void write(const TensorView& to, std::span<const float> from) = 0;
   virtual void read(const TensorView& from, std::span<float> to) = 0;
-  /// Bytes as they are to lie there (executor/backend/stored.hpp).
+  /// Bytes of a stored tensor in the order of its format (executor/backend/stored.hpp), whatever that of the memory.
   virtual void write_stored(const TensorView& to, std::span<const std::byte> from) = 0;
   /// to = 0.
   virtual void clear(const TensorView& to) = 0;

@@ -55,7 +55,7 @@ class CpuBackend final : public Backend {
       default: return storage_ == CpuStorage::wide ? DType::f32 : DType::bf16;
     }
   }
-  DType held_weight(const Op&, DType planned) const override { return storage_ == CpuStorage::as_planned && can_be_held_stored(planned) ? planned : held(planned); }
+  WeightForm held_weight(const Op&, DType planned) const override { return {storage_ == CpuStorage::as_planned && can_be_held_stored(planned) ? planned : held(planned)}; }
 
   Memory allocate(Bytes bytes, const std::string& what) override {
     const std::size_t size = (static_cast<std::size_t>(bytes.value) + kAlignment) / kAlignment * kAlignment;

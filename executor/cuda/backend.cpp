@@ -11,6 +11,7 @@
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
 #include "executor/cuda/elements.hpp"
+#include "kernels/arranged.hpp"
 #include "kernels/cuda.hpp"
 
 namespace moeplan {
@@ -72,7 +73,10 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op)); }
   DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
-  DType held_weight(const Op& op, DType planned) const override { return can_be_held_stored(planned) && cuda::refusal(op).empty() ? planned : held(planned); }
+  WeightForm held_weight(const Op& op, DType planned) const override {
+    if (!can_be_held_stored(planned) || !cuda::refusal(op).empty()) return {held(planned)};
+    return {planned, cuda::reads_arranged(op)};
+  }
   bool wants_dense() const override { return true; }
   void lend(const TensorView& workspace) override { lent_ = workspace; }
 
@@ -104,6 +108,7 @@ class CudaBackend final : public Backend {
 
   void write_stored(const TensorView& to, std::span<const std::byte> from) override {
     kernels::check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()), "copy stored weights to the device");
+    if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
     stream_.synchronize();   // the bytes are the caller's
   }
 
@@ -112,6 +117,7 @@ class CudaBackend final : public Backend {
       staging_.resize(static_cast<std::size_t>(stored_bytes(from.dtype, from.shape).value));
       kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy stored weights from the device");
       stream_.synchronize();
+      if (from.arranged) cuda::restore(std::span(staging_).first(static_cast<std::size_t>(payload_bytes(from.dtype, from.shape))));
       return decode_stored(from.dtype, from.shape, staging_.data(), to);
     }
     staging_.resize(to.size() * static_cast<std::size_t>(plain_bytes(from.dtype)));
@@ -202,6 +208,9 @@ class CudaBackend final : public Backend {
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
     const Op op = over(call.op, operands);
     const Operands contract = moeplan::operands(op);
+    for (std::size_t i = 0; i < contract.size(); ++i)
+      if (plain_bytes(contract[i].dtype) == 0 && contract[i].role == Role::weight && operands[i].arranged != cuda::reads_arranged(op))
+        throw std::logic_error(fmt::format("{}: {} is not in the order that its kernels read", key(call.op, call.pass, call.wants), contract[i].name));
     const bool forward = call.pass == Pass::forward;
     const auto is_result = [&](std::size_t i) { return contract[i].role == Role::output || contract[i].role == Role::aux; };
     const std::size_t n = contract.size();
@@ -301,6 +310,7 @@ class CudaBackend final : public Backend {
         kernels::check(cudaMemcpyAsync(scales + scale_at, wide + floats + bytes, static_cast<std::size_t>(behind), cudaMemcpyDeviceToDevice, stream_.get()), "store scales");
       }
     }
+    if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
   }
 
   /// Floats go over in pieces and are rounded there: a model of a hundred gigabytes does not wait for one core here.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -28,12 +29,13 @@ bool has_whole_matrices(const Weight& w, std::int64_t shards) {
   return true;
 }
 
-/// In which type the backend holds a frozen weight: that of the calls which read it, where this rank holds all of it. A
-/// call may read it as it is though its class is stored quantised (biases).
-DType held_frozen(const Block& block, WeightId id, const ModelSpec& model, const Backend& backend, bool whole) {
+/// How the backend holds a frozen weight: as the calls read it, where this rank holds all of it and they agree. A call
+/// may read it as it is though its class is stored quantised (biases).
+WeightForm held_frozen(const Block& block, WeightId id, const ModelSpec& model, const Backend& backend, bool whole) {
   const Weight& weight = block.weights[static_cast<std::size_t>(id)];
-  if (!whole || plain_bytes(weight.dtype) != 0 || !stacks_in_blocks(weight, model)) return backend.held(weight.dtype);
-  bool read = false;
+  const WeightForm plain{backend.held(weight.dtype)};
+  if (!whole || plain_bytes(weight.dtype) != 0 || !stacks_in_blocks(weight, model)) return plain;
+  std::optional<WeightForm> read;
   for (const auto* pass : {&block.forward, &block.backward})
     for (const BlockNode& n : *pass) {
       const OpCall* call = std::get_if<OpCall>(&n.call);
@@ -41,11 +43,12 @@ DType held_frozen(const Block& block, WeightId id, const ModelSpec& model, const
       std::size_t next = 0;
       for (const Operand& o : operands(call->op)) {
         if (o.role != Role::weight || n.weights[next++] != id) continue;
-        read = true;
-        if (backend.held_weight(call->op, o.dtype) != weight.dtype) return backend.held(weight.dtype);
+        const WeightForm form = backend.held_weight(call->op, o.dtype);
+        if (form.dtype != weight.dtype || (read && form != *read)) return plain;
+        read = form;
       }
     }
-  return read ? weight.dtype : backend.held(weight.dtype);
+  return read.value_or(plain);
 }
 
 Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) {
@@ -97,7 +100,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
                            : problem.runtime.master_weights ? DType::f32
                                                             : DType::bf16;
       p.shards = place.size(shard_group(p.split));
-      p.held = w.trained ? backend.held(master) : held_frozen(block, id, problem.model, backend, has_whole_matrices(w, p.shards));
+      const WeightForm form = w.trained ? WeightForm{backend.held(master)} : held_frozen(block, id, problem.model, backend, has_whole_matrices(w, p.shards));
+      p.held = form.dtype, p.arranged = form.arranged;
       p.alike = alike_rows(w, place.parallelism);
       p.silent = p.split == WeightSplit::first && place.index(Group::tensor) > 0;
       p.counts = place.index(replicate_group(p.split)) == 0 && !p.silent;
@@ -190,7 +194,7 @@ Bytes held_beyond_plan(const Program& program, const Problem& problem, const Par
       if (w.trained || w.sources.empty() || plain_bytes(w.dtype) != 0) continue;
       const std::int64_t shards = place.size(shard_group(w.split));
       const Shape mine = shards == 1 ? w.shape : Shape{ceil_div(w.shape.elements(), shards)};
-      out += stored_bytes(held_frozen(block, id, problem.model, backend, has_whole_matrices(w, shards)), mine) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
+      out += stored_bytes(held_frozen(block, id, problem.model, backend, has_whole_matrices(w, shards)).dtype, mine) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
     }
   }
   return out;

@@ -24,6 +24,7 @@ struct Parameter {
   std::vector<DealtRows> dealt;
   std::vector<AlikeRows> alike;  ///< what neighbouring tensor (experts: expert-tensor) ranks hold too
   DType held = DType::bf16;      ///< type in memory
+  bool arranged = false;         ///< `WeightForm`
   bool trained = false, adapter = false, buffer = false;
   std::vector<TensorSource> sources;  ///< names completed with prefix and layer; `*` left for the expert
   std::int32_t layer = -1;            ///< decoder layer; -1 outside
@@ -37,7 +38,7 @@ struct Parameter {
   [[nodiscard]] Shape held_shape() const { return shards == 1 ? shape : Shape{ceil_div(shape.elements(), shards)}; }
   /// Whether training changes it, or reads it beside the weights (router biases): what saves hold.
   [[nodiscard]] bool is_state() const { return trained || (buffer && held == DType::f32); }
-  [[nodiscard]] TensorView view() const { return {value.get(), held, held_shape()}; }
+  [[nodiscard]] TensorView view() const { return {.data = value.get(), .dtype = held, .shape = held_shape(), .arranged = arranged}; }
   [[nodiscard]] TensorView gradient_view() const { return {gradient.get(), DType::f32, held_shape()}; }
 };
 

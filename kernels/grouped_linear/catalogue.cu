@@ -1,4 +1,4 @@
-/// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights) and mxfp4_cuda.hpp (MXFP4 as stored): offsets from the
+/// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights) and mxfp4_cuda.hpp (MXFP4, arranged): offsets from the
 /// routing's counts, the low-rank rows s x A^T and s dy B made once and added inside the base product (beside MXFP4 in a product of their own),
 /// weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Weights stored otherwise (fp8 and the like) are read
 /// back to bf16 in waves of experts that fit scratch.hpp's bound, 5 bytes moved a weight instead of 1; besides that and dW nothing the size of
@@ -6,10 +6,12 @@
 
 #include <algorithm>
 
+#include "kernels/arranged.hpp"
 #include "kernels/base/ragged.cuh"
 #include "kernels/cuda.hpp"
 #include "kernels/dequantise/rows.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/grouped_linear/mxfp4_cuda.hpp"
 #include "kernels/grouped_linear/op.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
@@ -225,5 +227,12 @@ std::string refusal(const op::GroupedLinear& op) {
   return {};
 }
 std::int64_t scratch(const op::GroupedLinear& op, Pass pass, Wants wants) { return scratch_of(op, pass, wants).bytes; }
+
+bool reads_arranged(const Op& op) {
+  const auto* grouped = std::get_if<op::GroupedLinear>(&op);
+  return grouped != nullptr && grouped::reads_packed(*grouped);
+}
+void arrange(std::byte* payload, std::int64_t count, cudaStream_t stream) { grouped::mxfp4::arrange_weights(reinterpret_cast<std::uint8_t*>(payload), count, stream); }
+void restore(std::span<std::byte> payload) { grouped::mxfp4::restore({reinterpret_cast<std::uint32_t*>(payload.data()), payload.size() / 4}); }
 
 }  // namespace moeplan::cuda

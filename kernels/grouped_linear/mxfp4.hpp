@@ -4,6 +4,7 @@
 /// scale byte s means 2^(s - 127). Source: OCP Microscaling Formats v1.0; the byte order is gpt-oss's.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,23 @@ MOEPLAN_HOST_DEVICE void arrange(const std::uint32_t (&stored)[4], std::uint32_t
                 const int sign_at = t == 0 ? 15 : t == 1 ? 12 : t == 2 ? 14 : 13, number_at = t == 0 ? 6 : t == 1 ? 3 : t == 2 ? 0 : 9;
                 arranged[j] |= (sign << sign_at | number << number_at) << (16 * e);
             }
+    }
+}
+
+/// The way back: arranged[4 n], whole blocks.
+inline void restore(std::span<std::uint32_t> arranged) {
+    int from[128];
+    for (int bit = 0; bit < 128; ++bit) {
+        std::uint32_t one[4] = {}, to[4];
+        one[bit / 32] = 1u << bit % 32;
+        arrange(one, to);
+        for (int j = 0; j < 4; ++j)
+            if (to[j] != 0) from[bit] = 32 * j + std::countr_zero(to[j]);
+    }
+    for (std::size_t at = 0; at + 4 <= arranged.size(); at += 4) {
+        std::uint32_t stored[4] = {};
+        for (int bit = 0; bit < 128; ++bit) stored[bit / 32] |= (arranged[at + from[bit] / 32] >> from[bit] % 32 & 1) << bit % 32;
+        std::copy_n(stored, 4, arranged.begin() + static_cast<std::ptrdiff_t>(at));
     }
 }
 

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "kernels/cuda.hpp"
+#include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/reference.hpp"
 #include "tests/kernels/call_data.hpp"
 #include "tests/kernels/stored_formats.hpp"
@@ -86,6 +88,15 @@ inline Raw stored_weight(const Operand& o) {
   const StoredMatrix matrix{flat.dtype, flat.shape[0], flat.shape[1], raw};
   for (auto at = static_cast<std::size_t>(matrix.payload()); o.dtype == DType::mxfp4 && at < raw.size(); ++at) raw[at] = static_cast<std::uint8_t>(124 + raw[at] % 5);
   return raw;
+}
+/// The first bytes of MXFP4 weights, in the order that the kernels read.
+inline void arrange(Raw& raw, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 16) {
+    std::uint32_t stored[4], arranged[4];
+    std::memcpy(stored, raw.data() + at, 16);
+    kernels::grouped_linear::mxfp4::arrange(stored, arranged);
+    std::memcpy(raw.data() + at, arranged, 16);
+  }
 }
 
 /// ||values - want|| / ||want||; NaN if anything is NaN.

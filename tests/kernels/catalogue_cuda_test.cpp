@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/arranged.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
 #include "kernels/quantise/rounding.hpp"
 #include "tests/kernels/attention_near.hpp"
@@ -68,9 +69,12 @@ CallData<double> inputs_of(const Op& op) {
 }
 
 /// An operand's bytes.
-Raw stored_of(const Operand& o, const std::vector<double>& values) {
+Raw stored_of(const Op& op, const Operand& o, const std::vector<double>& values) {
   if (test::plain(o.dtype)) return test::stored(o.dtype, values, elements(o));
-  return o.role == Role::weight ? test::stored_weight(o) : test::random_stored(o);
+  if (o.role != Role::weight) return test::random_stored(o);
+  Raw raw = test::stored_weight(o);
+  if (cuda::reads_arranged(op)) test::arrange(raw, o.shape.elements() / 2);
+  return raw;
 }
 
 /// What rounding to the type and sums in fp32 may cost, of the value and of the tensor's root mean square.
@@ -200,7 +204,7 @@ TEST_P(Cuda, ForwardIsTheReferences) {
       DeviceCall device;
       for (std::size_t i = 0; i < list.size(); ++i) {
         device.add(list[i], true, shift);
-        if (read(list[i])) device.memory[i]->upload(stored_of(list[i], data.buffers[i]));
+        if (read(list[i])) device.memory[i]->upload(stored_of(op, list[i], data.buffers[i]));
       }
       const auto scratch = scratch_of(op, Pass::forward, {});
       const auto call = [&] { cuda::forward(op, device.pointers(), scratch.get(), nullptr, &products, ragged); };
@@ -235,7 +239,7 @@ void expect_gradients(const Op& op, Wants wants, test::Routing& routing, std::si
     if (arrives) d[i].data = direction.buffers[i].data();
     else if (!leaves) d[i].data = nullptr;
     device.add(list[i], kept, shift), gradients.add(list[i], arrives || leaves, shift);
-    if (kept) device.memory[i]->upload(stored_of(list[i], data.buffers[i]));
+    if (kept) device.memory[i]->upload(stored_of(op, list[i], data.buffers[i]));
     if (arrives) gradients.memory[i]->upload(test::stored(list[i].dtype, direction.buffers[i], elements(list[i])));
   }
   reference::backward<double>(op, values, d, routing.host());

@@ -104,6 +104,8 @@ TEST(Mxfp4, arranging_moves_every_bit_to_a_place_of_its_own) {
         fp4::arrange(stored, arranged);
         EXPECT_EQ(std::popcount(arranged[0]) + std::popcount(arranged[1]) + std::popcount(arranged[2]) + std::popcount(arranged[3]), 1);
         for (int j = 0; j < 4; ++j) seen[j] |= arranged[j];
+        fp4::restore(arranged);
+        EXPECT_TRUE(std::ranges::equal(arranged, stored)) << bit;
     }
     for (const std::uint32_t word : seen) EXPECT_EQ(word, ~0u);
 }
