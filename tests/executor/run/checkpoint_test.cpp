@@ -1,6 +1,7 @@
 /// Saves that survive: a resumed run is the run, bit for bit; what is broken is set aside; what is committed is never touched.
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -158,6 +159,46 @@ TEST(Checkpoint, AKillAtAnyMomentLosesNothingCommitted) {
     EXPECT_GE(resumed->progress.step, committed) << "a committed step is lost";
   }
   EXPECT_GT(committed, 20);
+}
+
+/// Files may grow to so many bytes and no further, as where a quota or a disk is full.
+TEST(Checkpoint, ASaveThatFindsNoRoomLeavesTheOneBefore) {
+  const Problem p = small();
+  const Plan q = plan(p, 1);
+  const Scratch dir;
+  TinyRun run(p, q, cpu_backend(CpuStorage::as_planned));
+  Packer data = data_of(run);
+  train(run, data, 1);
+  (void)save_checkpoint(dir.path(), "x", {1, data.position(), 1}, run.trainer->parameters(), *run.backend);
+  const std::vector<float> saved = state(run);
+  train(run, data, 1);
+  for (const rlim_t room : {0u, 100u, 4096u}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const rlimit limit{room, room};
+      ::signal(SIGXFSZ, SIG_IGN);
+      if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ::_exit(3);
+      try {
+        (void)save_checkpoint(dir.path(), "x", {2, data.position(), 1}, run.trainer->parameters(), *run.backend);
+      } catch (const InputError& e) {
+        ::_exit(std::string(e.what()).find("cannot write") != std::string::npos ? 7 : 4);
+      } catch (...) {
+        ::_exit(5);
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 7) << room << " bytes";
+    for (const auto& e : fs::directory_iterator(dir.path())) EXPECT_EQ(e.path().filename().string().find(".tmp-"), std::string::npos) << e.path();
+    TinyRun after(p, q, cpu_backend(CpuStorage::as_planned));
+    const auto resumed = load_checkpoint(dir.path(), "x", after.trainer->parameters(), *after.backend);
+    ASSERT_TRUE(resumed);
+    EXPECT_TRUE(resumed->notes.empty());
+    EXPECT_EQ(resumed->progress.step, 1);
+    EXPECT_EQ(state(after), saved);
+  }
 }
 
 TEST(Durable, ChecksumsAreCrc32c) {
