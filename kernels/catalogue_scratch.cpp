@@ -2,6 +2,7 @@
 
 #include "kernels/device_scratch.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
+#include "kernels/kda/scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -75,10 +76,10 @@ i64 scratch(const op::Compress& op, Pass pass, Wants wants) {
   return trains(op, pass, wants) && op.gated ? 4 * 64 * op.ratio * (op.overlap ? 2 : 1) * op.width : 0;
 }
 
-/// Chunks' factors and states, heads in groups below 256 MiB; long sequences of few heads are cut into segments. kernels/kda/kda.cu has
+/// Chunks' factors and states, heads in groups below a limit; long sequences of few heads are cut into segments. kernels/kda/kda.cu has
 /// the cut, kernels/kda/layout.cuh the record.
 i64 scratch(const op::Kda& op, Pass pass, Wants wants) {
-  constexpr i64 limit = i64{256} << 20, chunk = 64, panel = 64 * 128;
+  constexpr i64 limit = kernels::kda::kScratchLimit, chunk = 64, panel = 64 * 128;
   const bool backward = pass == Pass::backward, known = op.head_dim == 64 || op.head_dim == 128;
   if (op.tokens == 0 || !known || op.heads > 128 || (op.bounded && op.lower_bound >= 0)) return 0;
   if (backward && wants == Wants{false, false}) return 0;

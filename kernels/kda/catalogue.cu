@@ -7,6 +7,7 @@
 #include "kernels/cuda_frame.hpp"
 #include "kernels/kda/kda.hpp"
 #include "kernels/kda/op.hpp"
+#include "kernels/kda/scratch.hpp"
 
 namespace moeplan::cuda {
 namespace {
@@ -17,8 +18,7 @@ kda::Dims dims_of(const op::Kda& op) {
   const i64 sequences = op.packed_sequences ? op.packed_sequences : std::max<i64>(1, (op.tokens + op.sequence_length - 1) / op.sequence_length);
   return {.tokens = op.tokens, .heads = static_cast<int>(op.heads), .head_dim = static_cast<int>(op.head_dim), .sequences = sequences};
 }
-/// Heads are worked on in groups so that scratch stays below what the contract says.
-constexpr kda::Options options{.workspace_limit = std::size_t{256} << 20};
+constexpr kda::Options options{.workspace_limit = static_cast<std::size_t>(kda::kScratchLimit)};
 
 bool uneven(const op::Kda& op) { return op.packed_sequences == 0 && op.tokens % op.sequence_length != 0; }
 i64 boundary_bytes(const op::Kda& op) { return uneven(op) ? aligned_bytes(8 * (dims_of(op).sequences + 1)) : 0; }
