@@ -11,3 +11,10 @@ for model in kimi-linear-48b-a3b qwen3-30b-a3b gpt-oss-20b "$k3"; do
   measure --model "$model" --seq 1024,2048,4096,8192 --targets attention,dense,shared,experts --rank 16
 done
 measure --model kimi-k3 --ep 64 --seq 2048,4096,8192
+# Experts as gpt-oss stores them.
+plans=$(mktemp -d)
+for length in 512 1024 2048 4096 8192 16384; do
+  "$moeplan" plan gpt-oss-20b --device h200 --gpus 1 --global-batch 1 --micro-batch 1 --seq $length --frozen-storage mxfp4 --recompute full -q -o "$plans/$length.json" > "$plans/log"
+done
+measure "$plans"/*.json
+rm -r "$plans"
