@@ -37,6 +37,7 @@ struct GqaAttention {
   bool qkv_bias = false, o_bias = false, sinks = false, fused_qkv = false;
   bool k_is_v = false;                 ///< Gemma-4 full layers: values are the keys, no v_proj
   QkNorm qk_norm = QkNorm::none;
+  bool norm_after_rotation = false;    ///< Hunyuan: queries and keys are turned, then normed
   OutputGate gate = OutputGate::none;
   Rope rope;
   /// Block-sparse index branch on GQA (MiniMax-M3): heads, width, keys that survive (blocks x block size); 0 without.

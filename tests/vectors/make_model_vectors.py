@@ -21,6 +21,8 @@ LLAMA = dict(_type="llama", **GQA, num_hidden_layers=2, intermediate_size=20, ti
 MODELS = {
     "llama_31": dict(**LLAMA, rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)),
     "llama_linear": dict(**LLAMA, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
+    "hunyuan_v1_moe": dict(**GQA, num_hidden_layers=2, intermediate_size=8, num_experts=6, num_local_experts=6, moe_topk=2, use_qk_norm=True, use_mixed_mlp_moe=True, num_shared_expert=1, moe_intermediate_size=8,
+                           rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=1000.0, factor=1.0)),
     "qwen3_moe": dict(**GQA, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=8, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
     "mixtral": dict(**GQA, num_hidden_layers=2, intermediate_size=10, num_local_experts=4, num_experts_per_tok=2),
     "olmoe": dict(num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2, intermediate_size=10, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),

@@ -58,6 +58,11 @@ Rope rope(const ConfigReader& text, std::int64_t head_dim, std::vector<std::stri
       block->refuse("type", fmt::format("is {} but rope_type is {}", shown(old_name), shown(new_name)), "keep one of them");
     const std::string kind = new_name.empty() ? old_name : new_name;
     if (kind.empty() || kind == "default") continue;
+    if (const double alpha = kind == "dynamic" ? block->number_or({"alpha"}, 0) : 0; alpha != 0) {  // Hunyuan: another base, once and for all
+      if (!(alpha > 0)) block->refuse("alpha", fmt::format("{} is not positive", alpha));
+      if (head_dim > 2) r.theta *= std::pow(alpha, static_cast<double>(head_dim) / static_cast<double>(head_dim - 2));
+      continue;
+    }
     r.scaling = kind;
     r.factor = block->number_or({"factor"}, 1);
     if (kind == "yarn") {

@@ -95,17 +95,21 @@ ValueId lightning_indices(Builder& b, const ModelSpec& m, const MlaAttention& a,
 ValueId mix(Builder& b, const ModelSpec& m, const GqaAttention& a, ValueId x, Stream&) {
   const std::int64_t heads = local(b, a.heads), kv = local(b, a.kv_heads), t = rows(b, x), seq = b.context().sequence_length;
   Qkv p = qkv(b, m, a, x);
-  if (a.qk_norm == QkNorm::full_width) {
-    p.q = rms(b, m, b.sum_statistics(p.q, sizeof(float), true), "q_norm");
-    p.k = rms(b, m, b.sum_statistics(p.k, sizeof(float), true), "k_norm");
-  } else if (a.qk_norm != QkNorm::none) {
-    const bool weight = a.qk_norm == QkNorm::per_head;
-    p.q = head_norm(b, m, p.q, "q_norm", heads, a.head_dim, weight);
-    p.k = head_norm(b, m, p.k, "k_norm", kv, a.head_dim, weight);
-  }
+  const auto norm = [&] {
+    if (a.qk_norm == QkNorm::full_width) {
+      p.q = rms(b, m, b.sum_statistics(p.q, sizeof(float), true), "q_norm");
+      p.k = rms(b, m, b.sum_statistics(p.k, sizeof(float), true), "k_norm");
+    } else if (a.qk_norm != QkNorm::none) {
+      const bool weight = a.qk_norm == QkNorm::per_head;
+      p.q = head_norm(b, m, p.q, "q_norm", heads, a.head_dim, weight);
+      p.k = head_norm(b, m, p.k, "k_norm", kv, a.head_dim, weight);
+    }
+  };
+  if (!a.norm_after_rotation) norm();
   const std::int64_t rotary = a.rope.rotary_dim > 0 ? a.rope.rotary_dim : a.head_dim;
   p.q = rotate(b, a.rope, p.q, heads, a.head_dim, std::min(rotary, a.head_dim), false);
   p.k = rotate(b, a.rope, p.k, kv, a.head_dim, std::min(rotary, a.head_dim), false);
+  if (a.norm_after_rotation) norm();
 
   std::int64_t topk = 0;
   const ValueId indices = a.index_topk > 0 ? block_indices(b, m, a, x, topk) : -1;

@@ -8,7 +8,7 @@ ModelSpec hunyuan_v1(const ConfigReader& root) {
   ModelSpec m = start(root, root, "hunyuan");
   GqaAttention attention = gqa(root, m);
   attention.qkv_bias = attention.o_bias = root.flag({"attention_bias"}, false);
-  if (root.flag({"use_qk_norm"}, false)) attention.qk_norm = QkNorm::per_head;
+  if (root.flag({"use_qk_norm"}, false)) attention.qk_norm = QkNorm::per_head, attention.norm_after_rotation = true;
   if (root.flag({"use_cla"}, false)) root.refuse("use_cla", "attention shared across layers is not known here");
   const std::int64_t layers = root.layers();
   for (std::int64_t l = 0; l < layers; ++l) {
