@@ -59,6 +59,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
 }  // namespace
 
 Output calibrate_links(const Context& context, const LinksOptions& o) {
+  if (o.backend == "null") throw InputError("--links", "the null backend moves nothing", "--backend cpu or cuda");
   std::optional<int> ended;
   const std::optional<Job> job = find_job(o.ranks, true, {}, std::nullopt, ended);
   if (ended) return {{}, {}, *ended};

@@ -110,7 +110,13 @@ Forecast forecast_at(const std::vector<LoadModel>& loads, Problem problem, const
   const std::size_t n = std::min(loads.size(), kForecasts);
   for (std::size_t i = 0; i < n; ++i) problem.load = loads[i * loads.size() / n], all.push_back(forecast(problem, plan));
   std::sort(all.begin(), all.end(), [](const Forecast& a, const Forecast& b) { return a.step < b.step; });
-  return all[all.size() / 2];
+  Forecast out = all[all.size() / 2];
+  if (all.size() % 2 == 0) {   // as `median` of what was measured
+    const Forecast& below = all[all.size() / 2 - 1];
+    out.step = (out.step + below.step) * 0.5;
+    out.step_interval = {(out.step_interval.low + below.step_interval.low) * 0.5, (out.step_interval.high + below.step_interval.high) * 0.5};
+  }
+  return out;
 }
 
 Output run(const Context& context, const Options& options) {

@@ -64,6 +64,12 @@ void refuse_with_slice(const RunOptions& o) {
   refuse(!o.checkpoint.empty(), "--checkpoint");
 }
 
+void say_fault(Output& out, const std::exception& e) {
+  out.notes.emplace_back(e.what());
+  out.exit_code = kFailed;
+  out.text.clear();
+}
+
 Output run_slice(const Context& context, RunOptions options, const LoadedPlan& loaded, const OpenBackend& opened) {
   refuse_with_slice(options);
   const SliceRows none;
@@ -89,7 +95,11 @@ Output run_slice(const Context& context, RunOptions options, const LoadedPlan& l
                   .whole = {},
                   .fingerprint = {},
                   .out = {}};
-  run_rank(session, nullptr, nullptr);
+  try {
+    run_rank(session, nullptr, nullptr);
+  } catch (const RankBlamed& e) {
+    say_fault(session.out, e);
+  }
   return std::move(session.out);
 }
 
@@ -134,13 +144,9 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
     run_team(options.ranks, [&](Communicator& all, Progress& mine) { run_rank(session, &all, &mine); },
              {.host = host_name(), .limit = limit_of(options)});
   } catch (const RankBlamed& e) {
-    session.out.notes.emplace_back(e.what());
-    session.out.exit_code = kFailed;
-    session.out.text.clear();
+    say_fault(session.out, e);
   } catch (const RankFailed& e) {
-    session.out.notes.emplace_back(e.what());
-    session.out.exit_code = kFailed;
-    session.out.text.clear();
+    say_fault(session.out, e);
   }
   return std::move(session.out);
 }

@@ -55,13 +55,13 @@ class GroupScorer {
   /// Never more than the 95th percentile of `memory`, from what a group of other expert degrees has found to be kept; lowers nothing. Nothing
   /// if there is none yet.
   [[nodiscard]] std::optional<std::int64_t> least(const Choice& c);
+  /// The same of a schedule other than 1F1B, closer: when the first backward pass begins. Lowers the layer kinds.
+  [[nodiscard]] std::int64_t warm_peak(const Choice& c);
   [[nodiscard]] PeakBytes memory(const Choice& c);
   /// Step time. Seconds.
   [[nodiscard]] Four step(const Choice& c);
   /// Same with the micro-batches of a plan as it is given.
   [[nodiscard]] Four step(const Choice& c, const Plan& given);
-  /// The same of a schedule other than 1F1B, closer: when the first backward pass begins. Lowers the layer kinds.
-  [[nodiscard]] std::int64_t warm_peak(const Choice& c);
   /// Never more than `step`: the longest path that stays with one stage.
   [[nodiscard]] Four floor(const Choice& c);
   /// Nor is this, which is no less than `floor` but has to lower more.

@@ -80,6 +80,7 @@ std::vector<LinkFit> fit_links(const std::vector<ProfileSample>& samples) {
     double aa = 0, ab = 0, bb = 0, a = 0, b = 0;
     for (const auto& [bytes, t] : points) aa += 1 / (t * t), ab += bytes / (t * t), bb += bytes * bytes / (t * t), a += 1 / t, b += bytes / t;
     const double determinant = aa * bb - ab * ab;
+    if (!(determinant > 0 && aa * b - ab * a > 0)) continue;   // noise that no latency and rate explain
     LinkFit fit{key.first, key.second, (a * bb - b * ab) / determinant, determinant / (aa * b - ab * a), 0};
     for (const auto& [bytes, t] : points) fit.worst = std::max(fit.worst, std::abs((fit.latency + bytes / fit.rate) / t - 1));
     out.push_back(std::move(fit));

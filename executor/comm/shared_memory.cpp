@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -272,6 +274,15 @@ std::unique_ptr<Communicator> shared_memory_communicator(int rank, int ranks, co
   if (ranks > kMostSharedRanks) throw InputError("ranks", fmt::format("{} processes; {} can share memory", ranks, kMostSharedRanks));
   const int fd = ::open(offer.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) throw InputError(offer, fmt::format("cannot be opened: {}", std::strerror(errno)), "start all ranks of the cpu backend on one machine");
+  // On another machine some other process may have that number, and anything behind that descriptor.
+  struct stat info {};
+  std::error_code none;
+  const bool ours = ::fstat(fd, &info) == 0 && info.st_size == static_cast<off_t>(sizeof(Shared)) &&
+                    std::filesystem::read_symlink(offer, none).string().starts_with("/memfd:moeplan-ranks");
+  if (!ours) {
+    ::close(fd);
+    throw InputError(offer, "is not the memory that rank 0 offered", "start all ranks of the cpu backend on one machine");
+  }
   void* const at = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   const int failed = errno;
   ::close(fd);

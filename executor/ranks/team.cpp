@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/error.hpp"
+#include "executor/rendezvous/rank_process.hpp"
 
 namespace moeplan {
 
@@ -48,6 +49,9 @@ void run_team(int ranks, const std::function<void(Communicator&, Progress&)>& bo
       throw;
     } catch (const CommError&) {
       throw;  // a symptom: the culprit is known already, or the watchdog finds it
+    } catch (const RankBlamed& e) {
+      decide({e.culprit(), options.host, mine.snapshot().text(), e.what()});
+      throw;
     } catch (const std::exception& e) {
       decide({world.rank(), options.host, mine.snapshot().text(), e.what()});
       throw;

@@ -218,9 +218,9 @@ void Lifeline::hear(Peer& peer, const Json& message) {
     changed_.notify_all();
   } else if (kind == "failed" && rank_ == 0) {
     peer.goodbye = true;
-    const int blamed = message.at("culprit").get<int>();
-    if (blamed >= 0 && static_cast<std::size_t>(blamed) < hosts_.size())
-      decide({blamed, hosts_[static_cast<std::size_t>(blamed)], message.at("position").get<std::string>(), message.at("reason").get<std::string>()});
+    const int said = message.at("culprit").get<int>();
+    const int blamed = said >= 0 && static_cast<std::size_t>(said) < hosts_.size() ? said : peer.rank;
+    decide({blamed, hosts_[static_cast<std::size_t>(blamed)], message.at("position").get<std::string>(), message.at("reason").get<std::string>()});
   } else if (kind == "goodbye") {
     peer.goodbye = true;
   } else if (kind == "verdict" && rank_ != 0) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "executor/backend/convert.hpp"
 #include "executor/rendezvous/join.hpp"
@@ -114,13 +115,15 @@ void require_finite_state(Communicator* world, Parameters& parameters, Backend& 
 }
 
 void require_finite_pieces(Parameters& whole, Backend& backend, Parameters& pieces) {
-  const auto at_fault = [&](const Parameter& p, std::int64_t element) {
+  // A stage's ranks stand side by side and know their own tensors only.
+  const RankPlace& here = pieces.place();
+  const int ranks = here.parallelism.stage_ranks(), first = here.stage() * ranks;
+  const auto at_fault = [&](const Parameter& p, std::int64_t element) -> std::optional<int> {
     const Parameter* mine = pieces.find(p.name);
-    if (!mine) return 0;
-    for (int r = 0; r < pieces.place().parallelism.world(); ++r)
-      for (const ElementRun& run : held_runs(mine->cut(), {r, pieces.place().parallelism}))
+    for (int r = first; mine && r < first + ranks; ++r)
+      for (const ElementRun& run : held_runs(mine->cut(), {r, here.parallelism}))
         if (element >= run.at && element < run.at + run.count) return r;
-    return 0;
+    return std::nullopt;
   };
   std::vector<float> values;
   for (const Parameter& p : whole.all()) {
@@ -130,8 +133,9 @@ void require_finite_pieces(Parameters& whole, Backend& backend, Parameters& piec
       values.resize(static_cast<std::size_t>(p.shape.elements()));
       backend.read({memory->get(), held, p.shape}, values);
       const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
-      if (bad != values.end())
-        blame(at_fault(p, bad - values.begin()), p.name, "as it came to be saved, and was before it was sent");
+      if (bad == values.end()) continue;
+      const std::optional<int> rank = at_fault(p, bad - values.begin());
+      blame(rank.value_or(here.rank), p.name, rank ? "as it came to be saved, and was before it was sent" : "as another stage gave it to be saved");
     }
   }
 }

@@ -33,7 +33,8 @@ struct StepFault {
 void require_finite_state(Communicator* world, Parameters& parameters, Backend& backend, const std::string& when);
 
 /// Of a whole model's state on the host, put together from ranks that lie as `place` says: throws RankBlamed naming the
-/// tensor and the rank that gave the first value that is not finite. `pieces` are those of any rank.
+/// tensor and the rank that gave the first value that is not finite; of another stage's tensors, the rank that looks.
+/// `pieces` are its own.
 void require_finite_pieces(Parameters& whole, Backend& backend, Parameters& pieces);
 
 }  // namespace moeplan

@@ -45,10 +45,6 @@ void merge(std::vector<RoutingReport>& into, const std::vector<RoutingReport>& f
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30, kMostConverted = std::int64_t{1} << 24;
 constexpr std::int64_t kSquares = 64;  ///< bytes of the step size; the sums of squares lie behind it
 
-}  // namespace
-
-namespace {
-
 Program rank_program(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank) {
   Program out = lower_for_run(problem, plan, options, rank);
   exchange_once(out, problem, plan, options);

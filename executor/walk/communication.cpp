@@ -254,7 +254,6 @@ void Walk::add_gradients(const Instance& i, const MicroBatchState& state) {
   }
 }
 
-/// As many gradients of the slot at a time as the staging memory holds.
 namespace {
 constexpr std::int64_t kMostGiven = 4096;   ///< sums remembered; later ones take the place of the earliest
 }
@@ -277,6 +276,7 @@ std::optional<bool> Walk::gave_finite() {
   return std::all_of(squares.begin(), squares.end(), [](float x) { return std::isfinite(x); });
 }
 
+/// As many gradients of the slot at a time as the staging memory holds.
 void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
   const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
   const Block& b = block_of(i.slot);

@@ -84,8 +84,7 @@ using Landing = std::function<void()>;
 /// `from` [sent rows, width], by expert -> `to` [received rows, width], by local expert. Both may be longer; the rest
 /// stays as it is. Of a piece: the whole's `from` and the piece's `to`.
 [[nodiscard]] Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
-/// The way back: `from` by local expert -> `to` by expert; rows of `to` beyond those sent become zero, but for a piece's: its `to` is the
-/// whole's, of which it writes its own rows.
+/// The way back: `from` by local expert -> `to` by expert. A piece's `to` is the whole's, of which it writes its own rows.
 [[nodiscard]] Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to);
 /// Rows of `to` beyond those sent become zero.
 void clear_rest(const Exchange& by, const Routes& routes, const TensorView& to);

@@ -70,7 +70,7 @@ struct Prices::Tables {
     std::vector<double> rows, seconds;
     bool foreign = false;
     [[nodiscard]] double at(double n) const {
-      if (n < 0.5) return 0;   // its weights are not read
+      if (n < 1) return n * seconds.front();   // as often as it has a row at all its weights are read
       if (n <= rows.front()) return seconds.front();
       if (n >= rows.back()) return seconds.back() * n / rows.back();
       const auto i = static_cast<std::size_t>(std::upper_bound(rows.begin(), rows.end(), n) - rows.begin());

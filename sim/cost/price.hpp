@@ -2,10 +2,10 @@
 /// The one door to what an operator call costs: a roofline, corrected by measured utilisation.
 ///
 ///   limit = max(flops / peak, bytes / bandwidth)       the speed of light of the call
-///   u     = limit / time                               utilisation, smooth and bounded; interpolated over shapes
-///   time  = limit / u(shape) + launch overhead
+///   u     = (limit + 4 us) / time                      utilisation (utilisation.hpp), smooth and bounded; interpolated over shapes
+///   time  = (limit + 4 us) / u(shape) + launch overhead
 ///
-/// A call that was measured on this device gets its time back verbatim. Otherwise u comes from the nearest measured shapes of the
+/// A call that was measured on this device gets its time back verbatim; experts under an uneven load are the sum over each one's rows. Otherwise u comes from the nearest measured shapes of the
 /// same operator and pass, by inverse squared distance in log space; outside the table u is held. An operator without samples
 /// gets the device's published ceilings; a chunked scan that of its measured kin. On another device u is scaled by the ratio of the published ceilings.
 /// Source: aiconfigurator's utilisation-space interpolation (median 3.6 % leaving one shape out); validity: docs/cost.md.
