@@ -35,9 +35,19 @@ struct DenseCopies {
     return (columns[index(v)] ? padded(stored_bytes(value.dtype, {n}).value) : 0) + (value.dtype != o.dtype ? padded(stored_bytes(o.dtype, {n}).value) : 0);
   }
 
+  /// Values are made in the types of the contract but for gradients of weights, which are accumulated in another, and for what sums join (an indexer's
+  /// input gradient in f32): where there is none of either and nothing is columns, the contract, which is most of the time that this takes, is not asked.
+  [[nodiscard]] bool passes_through_nothing(const BlockNode& node, const OpCall& call) const {
+    if (call.pass == Pass::backward && call.wants.weight_grad) return false;
+    const bool sum = std::holds_alternative<op::Add>(call.op);
+    const auto dense = [&](ValueId v) { return v < 0 || (!columns[index(v)] && (!sum || block.values[index(v)].dtype == DType::bf16)); };
+    return std::all_of(node.operands.begin(), node.operands.end(), dense) && std::all_of(node.gradients.begin(), node.gradients.end(), dense);
+  }
+
   Bytes operator()(const BlockNode& node) const {
     const OpCall* call = std::get_if<OpCall>(&node.call);
     if (!call) return {};
+    if (!split_of(node) && passes_through_nothing(node, *call)) return {};
     const Operands contract = operands(call->op);
     std::int64_t sum = 0;
     if (split_of(node)) {
