@@ -12,20 +12,9 @@
 #include "executor/walk/packing.hpp"
 #include "executor/walk/pieces.hpp"
 #include "executor/walk/walk.hpp"
+#include "sim/program/routed_rows.hpp"
 
 namespace moeplan {
-namespace {
-
-/// The rows of a call on routed rows; null for other calls.
-std::int64_t* routed_rows_of(Op& op) {
-  if (auto* linear = std::get_if<op::GroupedLinear>(&op)) return &linear->rows;
-  if (auto* glu = std::get_if<op::Glu>(&op)) return glu->ragged ? &glu->tokens : nullptr;
-  if (auto* activate = std::get_if<op::Activate>(&op)) return activate->ragged ? &activate->tokens : nullptr;
-  return nullptr;
-}
-
-}  // namespace
-
 TensorView Walk::buffer_view(std::int32_t buffer, DType type, const Shape& shape) const {
   return {memory_.get() + (backend_.name() == "null" ? 0 : arena_.buffers[index(buffer)].offset), backend_.held(type),
           shape};
@@ -76,7 +65,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
   }
   OpCall lowered = std::get<OpCall>(n.call);
   const Routes* part = routed.piece < 0 ? nullptr : &state.routes[index(i.slot)].at(routed.ordinal).parts.at(index(routed.piece));
-  if (part) *routed_rows(lowered.op) = part->received_rows();
+  if (part) *rows_of_routed(lowered.op) = part->received_rows();
   const Batch& batch = *state.batch;
   const Operands contract = operands(lowered.op);
   std::vector<std::pair<TensorView, TensorView>> sums;  // gradients of weights by this piece, and of those before it
@@ -170,7 +159,7 @@ void Walk::compute(const Instance& i, const BlockNode& n, const RoutedCall& rout
   }
   context.workspace = given;
   if (plan_.parallelism.ep > 1 && plan_.parallelism.etp == 1)  // buffers are bounded for the fullest layer, calls take the rows that are there
-    if (std::int64_t* rows = routed_rows_of(call.op)) {
+    if (std::int64_t* rows = ragged_rows(call.op)) {
       std::int64_t arrived = 0;
       for (const auto& routes : state.routes[index(i.slot)])
         for (const auto r : routes.rows_of_expert) arrived += r;

@@ -22,12 +22,4 @@ std::int32_t piece_of(const Block& block, const BlockNode& node) {
   return out;
 }
 
-std::int64_t* routed_rows(Op& op) {
-  if (auto* o = std::get_if<op::GroupedLinear>(&op)) return &o->rows;
-  if (auto* o = std::get_if<op::Glu>(&op)) return &o->tokens;
-  if (auto* o = std::get_if<op::Activate>(&op)) return &o->tokens;
-  if (auto* o = std::get_if<op::Add>(&op)) return &o->tokens;
-  return nullptr;
-}
-
 }  // namespace moeplan

@@ -17,7 +17,4 @@ namespace moeplan {
 /// On which piece a call works; -1: on none, or on all of them.
 [[nodiscard]] std::int32_t piece_of(const Block& block, const BlockNode& node);
 
-/// The rows of an operator on routed rows; null for others.
-[[nodiscard]] std::int64_t* routed_rows(Op& op);
-
 }  // namespace moeplan

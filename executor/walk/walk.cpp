@@ -10,6 +10,7 @@
 #include "executor/walk/columns.hpp"
 #include "executor/walk/pieces.hpp"
 #include "sim/program/call_scratch.hpp"
+#include "sim/program/routed_rows.hpp"
 
 namespace moeplan {
 namespace {
@@ -137,7 +138,7 @@ void Walk::note_block(const Block& b) {
     RoutedCall out = which_router(n, learn);
     out.piece = piece_of(b, n);
     if (OpCall call; std::holds_alternative<OpCall>(n.call) && out.piece < 0)
-      call = std::get<OpCall>(n.call), out.by_piece = routed_rows(call.op) && std::any_of(n.reads.begin(), n.reads.end(), [&](ValueId v) { return piece_of(b, v) >= 0; });
+      call = std::get<OpCall>(n.call), out.by_piece = rows_of_routed(call.op) && std::any_of(n.reads.begin(), n.reads.end(), [&](ValueId v) { return piece_of(b, v) >= 0; });
     return out;
   };
   for (const BlockNode& n : b.forward) {

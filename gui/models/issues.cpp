@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "planner/exchange_options.hpp"
 
 namespace moeplan::gui {
 namespace {
@@ -53,14 +54,6 @@ std::int64_t nearest(const std::vector<std::int64_t>& allowed, std::int64_t valu
     const auto off = [&](std::int64_t v) { return std::abs(std::log(static_cast<double>(v) / static_cast<double>(value))); };
     return off(a) < off(b);
   });
-}
-
-std::int64_t expertsOf(const ModelSpec& model) {
-  std::int64_t experts = 0;
-  for (const LayerSpec& layer : model.layers)
-    for (const Sublayer& s : layer.sublayers)
-      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) experts = std::max(experts, moe->experts);
-  return experts;
 }
 
 }  // namespace
@@ -134,7 +127,7 @@ std::vector<Issue> pinIssues(const Draft& draft, const Problem& problem) {
     refuse("dp_shard", &Draft::dp_shard, QStringLiteral("pp x tp x cp x dp must be %1 devices; it needs").arg(devices), {*draft.dp_shard * left});
   const std::int64_t stage = devices / draft.pp.value_or(1);
   if (draft.ep) {
-    const std::int64_t experts = expertsOf(problem.model);
+    const std::int64_t experts = routed_experts(problem.model);
     std::vector<std::int64_t> allowed = divisors(stage);
     const std::int64_t cut = draft.etp.value_or(1);
     std::erase_if(allowed, [&](std::int64_t v) { return stage % (v * cut) != 0 && v != 1; });

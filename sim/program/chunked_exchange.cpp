@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "sim/program/block.hpp"
+#include "sim/program/routed_rows.hpp"
 
 namespace moeplan {
 namespace {
@@ -14,15 +15,6 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 bool is_exchange(const BlockNode& n, Collective what) {
   const CommCall* comm = std::get_if<CommCall>(&n.call);
   return comm && comm->group == Group::expert && comm->collective == what;
-}
-
-/// The operators that work on routed rows; nullptr for others.
-std::int64_t* rows_of(Op& op) {
-  if (auto* o = std::get_if<op::GroupedLinear>(&op)) return &o->rows;
-  if (auto* o = std::get_if<op::Glu>(&op)) return &o->tokens;
-  if (auto* o = std::get_if<op::Activate>(&op)) return &o->tokens;
-  if (auto* o = std::get_if<op::Add>(&op)) return &o->tokens;
-  return nullptr;
 }
 
 class Chunker {
@@ -84,7 +76,7 @@ class Chunker {
       share(comm->payload.value), share(comm->rows), share(comm->tokens);
       comm->beside_compute = comm->group == Group::expert;
     } else if (OpCall* op = std::get_if<OpCall>(&out.call)) {
-      std::int64_t* n = rows_of(op->op);
+      std::int64_t* n = rows_of_routed(op->op);
       if (!n) throw std::logic_error(fmt::format("{}: {} between dispatch and combine cannot be cut by rows", block_.name, kind(op->op)));
       *n = rows(*n, k);
     }

@@ -8,14 +8,7 @@ namespace {
 
 std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
 
-/// The number of rows in a call on rows at the experts; null for other calls.
-std::int64_t* rows_of(Op& op) {
-  if (auto* linear = std::get_if<op::GroupedLinear>(&op)) return &linear->rows;
-  if (auto* glu = std::get_if<op::Glu>(&op)) return glu->ragged ? &glu->tokens : nullptr;
-  if (auto* activate = std::get_if<op::Activate>(&op)) return activate->ragged ? &activate->tokens : nullptr;
-  return nullptr;
-}
-bool works_on_rows(const Op& op) { return rows_of(const_cast<Op&>(op)) != nullptr; }
+bool works_on_rows(const Op& op) { return ragged_rows(const_cast<Op&>(op)) != nullptr; }
 
 class Finder {
  public:
@@ -72,6 +65,20 @@ class Finder {
 
 }  // namespace
 
+std::int64_t* ragged_rows(Op& op) {
+  if (auto* linear = std::get_if<op::GroupedLinear>(&op)) return &linear->rows;
+  if (auto* glu = std::get_if<op::Glu>(&op)) return glu->ragged ? &glu->tokens : nullptr;
+  if (auto* activate = std::get_if<op::Activate>(&op)) return activate->ragged ? &activate->tokens : nullptr;
+  return nullptr;
+}
+std::int64_t* rows_of_routed(Op& op) {
+  if (auto* linear = std::get_if<op::GroupedLinear>(&op)) return &linear->rows;
+  if (auto* glu = std::get_if<op::Glu>(&op)) return &glu->tokens;
+  if (auto* activate = std::get_if<op::Activate>(&op)) return &activate->tokens;
+  if (auto* add = std::get_if<op::Add>(&op)) return &add->tokens;
+  return nullptr;
+}
+
 std::optional<RoutedRows> routed_rows(const Block& block) { return Finder(block).run(); }
 
 void set_routed_scale(Block& block, const RoutedRows& rows, double scale) {
@@ -81,7 +88,7 @@ void set_routed_scale(Block& block, const RoutedRows& rows, double scale) {
   const auto set = [&](std::vector<BlockNode>& nodes, const std::vector<std::size_t>& calls) {
     for (const std::size_t i : calls) {
       Op& op = std::get<OpCall>(nodes[i].call).op;
-      if (std::int64_t* n = rows_of(op))
+      if (std::int64_t* n = ragged_rows(op))
         *n = arriving;
       else
         std::get<op::Add>(op).tokens = arriving;

@@ -8,6 +8,11 @@
 
 namespace moeplan {
 
+/// The number of rows in a call on rows at the experts: grouped products, ragged GLUs and activations; null for other calls.
+[[nodiscard]] std::int64_t* ragged_rows(Op& op);
+/// The same of a call that reads what came from a dispatch, or what was made of it: sums too.
+[[nodiscard]] std::int64_t* rows_of_routed(Op& op);
+
 /// What follows the load in a block: values whose first dimension is rows at the experts, and the calls on them.
 struct RoutedRows {
   std::int64_t sent = 0;  ///< rows that this rank sends, which is what arrives at the balanced load
