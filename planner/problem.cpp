@@ -9,6 +9,7 @@
 #include "core/configs.hpp"
 #include "core/write.hpp"
 #include "kernels/catalogue.hpp"
+#include "planner/exchange_options.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan {
@@ -36,14 +37,6 @@ std::set<std::string> classes_of(const ModelSpec& model) {
     }
   }
   return out;
-}
-
-std::int64_t experts_of(const ModelSpec& model) {
-  std::int64_t experts = 0;
-  for (const LayerSpec& layer : model.layers)
-    for (const Sublayer& s : layer.sublayers)
-      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer)) experts = std::max(experts, moe->experts);
-  return experts;
 }
 
 ClusterSpec make_cluster(const fs::path& configs, const ProblemRequest& request) {
@@ -177,7 +170,7 @@ void check(const Problem& problem) {
   bool any = w.norm.training != Training::frozen || w.other.training != Training::frozen;
   for (const auto& [name, member] : kTargets) any = any || ((w.*member).training != Training::frozen && classes.contains(name));
   if (!any) throw InputError("workload", "trains only weights that " + problem.model_name + " does not have", "choose classes with --targets");
-  const std::int64_t experts = experts_of(problem.model);
+  const std::int64_t experts = routed_experts(problem.model);
   if (experts == 0 && w.experts.training == Training::lora)
     throw InputError("workload: experts", "adapters on routed experts, of which " + problem.model_name + " has none", "choose another workload or --targets");
   if (const auto* trace = std::get_if<TraceLoad>(&problem.load.distribution)) {
@@ -198,7 +191,7 @@ void check_micro_batch(const Problem& problem, std::int64_t micro_batch, const s
     throw InputError(where, fmt::format("{} sequences x {} tokens are more than {} tokens", micro_batch, problem.workload.sequence_length, kMostTokens), "take a smaller micro-batch");
 }
 
-Problem make_problem(const fs::path& configs, const ProblemRequest& request) {
+Problem make_problem(const fs::path& configs, const ProblemRequest& request, const Problem* like) {
   ModelFile file = load_model_config(configs, request.model);
   Problem problem;
   problem.model = import_model(file.config, file.path.string(), file.name);
@@ -208,7 +201,8 @@ Problem make_problem(const fs::path& configs, const ProblemRequest& request) {
   problem.workload = make_workload(configs, request, problem.model);
   problem.load = load_load(configs, request.load);
   problem.runtime = load_runtime(configs, request.runtime);
-  problem.profile = make_profile(configs, request, problem.cluster.device, problem.runtime);
+  const bool same = like != nullptr && !request.profile && like->cluster.device == problem.cluster.device && like->runtime == problem.runtime;
+  problem.profile = same ? like->profile : make_profile(configs, request, problem.cluster.device, problem.runtime);
   check(problem);
   return problem;
 }

@@ -36,8 +36,9 @@ struct ModelFile {
 };
 [[nodiscard]] ModelFile load_model_config(const std::filesystem::path& configs, const std::string& name_or_path);
 
-/// Throws InputError for anything missing, unreadable, out of range or inconsistent.
-[[nodiscard]] Problem make_problem(const std::filesystem::path& configs, const ProblemRequest& request);
+/// Throws InputError for anything missing, unreadable, out of range or inconsistent. `like`: of a request that named no profile either; where device and
+/// runtime are the same its samples are taken instead of being read again (thousands of them, a good part of the time).
+[[nodiscard]] Problem make_problem(const std::filesystem::path& configs, const ProblemRequest& request, const Problem* like = nullptr);
 
 /// The parts checked against each other: tuned classes that the model lacks, load traces of another width, storage that
 /// the runtime does not run, sequences longer than learned positions.

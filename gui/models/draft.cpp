@@ -61,8 +61,8 @@ Problem applied(Problem problem, const WhatIf& what_if) {
   return problem;
 }
 
-Problem problem_of(const std::filesystem::path& configs, const Draft& draft) {
-  Problem problem = make_problem(configs, request_of(draft));
+Problem problem_of(const std::filesystem::path& configs, const Draft& draft, const Problem* like) {
+  Problem problem = make_problem(configs, request_of(draft), like);
   check_micro_batch(problem, draft.micro_batch.value_or(1), "--micro-batch");
   return applied(std::move(problem), draft.what_if);
 }

@@ -71,7 +71,7 @@ struct Draft {
 [[nodiscard]] Pins pins_of(const Draft& draft);   ///< throws InputError for an offload that is none
 
 /// The problem that the draft means, what-if factors applied. Throws InputError, with the line that the command line would print.
-[[nodiscard]] Problem problem_of(const std::filesystem::path& configs, const Draft& draft);
+[[nodiscard]] Problem problem_of(const std::filesystem::path& configs, const Draft& draft, const Problem* like = nullptr);
 [[nodiscard]] Problem applied(Problem problem, const WhatIf& what_if);
 
 /// `moeplan plan ...` for a POSIX shell; a second line names what-if factors, which have no flags.

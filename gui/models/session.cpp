@@ -56,10 +56,10 @@ std::optional<Plan> carriedOver(Plan plan, const Problem& problem) {
   return plan;
 }
 
-Estimate estimated(const std::filesystem::path& configs, const Draft& draft, const std::optional<Plan>& plan, const Ticket& ticket) {
+Estimate estimated(const std::filesystem::path& configs, const Draft& draft, const std::optional<Plan>& plan, const Problem* like, const Ticket& ticket) {
   const auto start = Clock::now();
   Estimate out;
-  auto problem = std::make_shared<const Problem>(problem_of(configs, draft));
+  auto problem = std::make_shared<const Problem>(problem_of(configs, draft, like));
   out.problem = problem;
   out.issues = pinIssues(draft, *problem);
   ticket.stopIfCancelled();
@@ -115,9 +115,10 @@ void Session::apply(const Draft& draft) {
 }
 
 void Session::startEstimate() {
-  estimateJob_.start([configs = configs_, draft = draft_, plan = plan_](const Ticket& ticket) { return estimated(configs, draft, plan, ticket); },
-                     [this](Estimate e) {
+  estimateJob_.start([configs = configs_, draft = draft_, plan = plan_, like = byDefault_](const Ticket& ticket) { return estimated(configs, draft, plan, like.get(), ticket); },
+                     [this, named = draft_.profile.has_value()](Estimate e) {
                        issues_ = e.issues;
+                       if (!named) byDefault_ = e.problem;
                        estimate_ = std::move(e);
                        estimateStale_ = false;
                        if (!estimate_->issues.empty() && !pinIssues(draft_, *estimate_->problem).empty()) debounce_.stop();

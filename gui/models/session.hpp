@@ -99,6 +99,7 @@ class Session : public QObject {
   Draft draft_;
   QUndoStack undo_;
   std::optional<Estimate> estimate_;
+  std::shared_ptr<const Problem> byDefault_;   ///< of the last draft that named no profile
   std::vector<Issue> issues_;
   std::shared_ptr<const SearchResult> result_;
   std::shared_ptr<const Play> play_;

@@ -120,9 +120,9 @@ TEST_F(Gui, TheGuiThreadIsNeverBlocked) {
 #endif
 }
 
-/// CPU time of all threads: at most twice the time it takes on the two cores that it uses, and what an estimate does to a core that is alone. The aim is
-/// 100 ms; it takes 85 to 115 since a profile of 2,901 samples is read and priced for each (2 times 57 to 80), so this holds it to no more than that again.
-TEST(GuiLoad, ALiveEstimateTakesTensOfMilliseconds) {
+/// CPU time of all threads: at most twice the time it takes on the two cores that it uses, and what an estimate does to a core that is alone. The least of
+/// three: what else a machine does only adds to it.
+TEST(GuiLoad, ALiveEstimateTakesFiftyMilliseconds) {
   const auto processSeconds = [] {
     timespec t{};
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -131,7 +131,8 @@ TEST(GuiLoad, ALiveEstimateTakesTensOfMilliseconds) {
   Session session(MOEPLAN_CONFIGS);
   session.restore(Draft{}, workedExample(), std::nullopt);
   ASSERT_TRUE(eventually([&] { return session.estimate() && session.estimate()->ranked && !session.estimateStale(); }));
-  const auto step = [&](const char* what, auto&& change) {
+  double least = 0;
+  const auto once = [&](const char* what, auto&& change) {
     session.cancelSearch();
     ASSERT_TRUE(eventually([&] { return session.play() && session.play()->problem == session.estimate()->problem; })) << "nothing else is under way";
     Draft next = session.draft();
@@ -146,13 +147,18 @@ TEST(GuiLoad, ALiveEstimateTakesTensOfMilliseconds) {
     QObject::disconnect(heard);
     ASSERT_TRUE(session.estimate()->ranked) << what;
     std::printf("%-24s %5.1f ms of CPU, %5.1f ms on this machine now\n", what, 1e3 * seconds, session.estimate()->milliseconds);
-    RecordProperty(what, std::to_string(1e3 * seconds));
+    least = std::min(least, seconds);
+  };
+  const auto thrice = [&](const char* what, auto&& change) {
+    least = 1e9;
+    for (int i = 0; i < 3; ++i) once(what, [&](Draft& d) { change(d, i); });
+    RecordProperty(what, std::to_string(1e3 * least));
 #if !defined(__SANITIZE_ADDRESS__)
-    EXPECT_LT(seconds, 0.2) << what;
+    EXPECT_LT(least, 0.1) << what;
 #endif
   };
-  step("imbalance", [](Draft& d) { d.what_if.imbalance = 1.1; });
-  step("sequence length", [](Draft& d) { d.sequence_length = 8192; });
+  thrice("imbalance", [](Draft& d, int i) { d.what_if.imbalance = 1.1 + 0.1 * i; });
+  thrice("sequence length", [](Draft& d, int i) { d.sequence_length = 8192 - 1024 * i; });
 }
 
 TEST_F(Gui, AHundredThousandPlansInTheWindowNeverBlockIt) {
