@@ -78,7 +78,7 @@ std::string refusal(const Json& json) {
 template <class T>
 class Specs : public testing::Test {};
 using All = testing::Types<DeviceSpec, LinkTier, NodeSpec, DeviceEntry, ClusterSpec, UniformLoad, ZipfLoad, LogNormalLoad, DirichletLoad, TraceLoad, LoadModel,
-                           Parallelism, Plan, ProfileSample, DeviceProfile, Runtime, Tuning, Workload>;
+                           Parallelism, Plan, ProfileSample, PowerSample, PowerProfile, DeviceProfile, Runtime, Tuning, Workload>;
 TYPED_TEST_SUITE(Specs, All);
 
 TYPED_TEST(Specs, WrittenAndReadBackIsEqual) {
