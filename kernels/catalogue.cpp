@@ -137,12 +137,16 @@ std::string_view next_word(std::string_view& rest) {
   return word;
 }
 
+/// Numbers that a call's time does not hang on; keys leave them out.
+template <class Member>
+constexpr bool is_continuous = std::is_floating_point_v<Member> || std::is_same_v<Member, std::vector<double>>;
+
 template <class T>
 bool parse_field(std::string_view name, std::string_view text, T& op) {
   bool done = false;
   for_each_field<T>([&](const auto& f) {
     using Member = std::remove_cvref_t<decltype(op.*(f.member))>;
-    if constexpr (!std::is_floating_point_v<Member>)
+    if constexpr (!is_continuous<Member>)
       if (f.name == name) done = parse_member(text, f.range, op.*(f.member));
   });
   return done;
@@ -232,7 +236,7 @@ std::string key(const Op& op, Pass pass, Wants wants) {
     const T standard{};
     for_each_field<T>([&](const auto& f) {
       using Member = std::remove_cvref_t<decltype(o.*(f.member))>;
-      if constexpr (!std::is_floating_point_v<Member>) {
+      if constexpr (!is_continuous<Member>) {
         if (o.*(f.member) == standard.*(f.member)) return;
         text.append(1, ' ').append(f.name).append(1, '=').append(text_of(o.*(f.member)));
       }

@@ -21,7 +21,9 @@ struct Rope {
   bool interleaved = false;          ///< pairs are neighbours (DeepSeek's MLA), else halves
   double beta_fast = 32, beta_slow = 1;  ///< YaRN, Llama 3: turns over the trained context above and below which a frequency is kept and stretched
   bool truncated = true;             ///< YaRN: the ramp between them begins and ends at whole pairs
-  double magnitude = 1;              ///< YaRN: multiplies sine and cosine
+  double magnitude = 1;              ///< YaRN, LongRoPE: multiplies sine and cosine
+  double long_magnitude = 1;         ///< LongRoPE: the same for sequences above `original_positions`
+  std::vector<double> short_divisors{}, long_divisors{};  ///< LongRoPE: of each pair's frequency, for sequences up to `original_positions` and above
   double score_scale = 1;            ///< YaRN as DeepSeek has it: multiplies the attention logits besides d^-1/2
   bool operator==(const Rope&) const = default;
 };
@@ -136,12 +138,14 @@ struct DenseFfn {
   bool operator==(const DenseFfn&) const = default;
 };
 
-enum class RouterScore : std::uint8_t { softmax, sigmoid, sqrt_softplus };
+/// `sparse_mixer`: each choice is weighed by a softmax over the experts that come close to it (Phi-3.5-MoE).
+enum class RouterScore : std::uint8_t { softmax, sigmoid, sqrt_softplus, sparse_mixer };
 template <>
 struct EnumNames<RouterScore> {
   static constexpr std::array names{std::pair{RouterScore::softmax, std::string_view("softmax")},
                                     std::pair{RouterScore::sigmoid, std::string_view("sigmoid")},
-                                    std::pair{RouterScore::sqrt_softplus, std::string_view("sqrt_softplus")}};
+                                    std::pair{RouterScore::sqrt_softplus, std::string_view("sqrt_softplus")},
+                                    std::pair{RouterScore::sparse_mixer, std::string_view("sparse_mixer")}};
 };
 /// How the checkpoint holds routed experts.
 enum class ExpertLayout : std::uint8_t { per_expert, fused_gate_up, fused_transposed, separate_3d, flat_2d };
@@ -160,6 +164,7 @@ struct MoeFfn {
   bool router_bias = false;
   bool normalise = true;
   double route_scale = 1.0;
+  double jitter = 0.01;                    ///< sparse_mixer: experts within 2 x jitter of the best, relative, share its softmax
   std::int64_t groups = 1, top_groups = 1;
   std::int64_t zero_experts = 0;           ///< extra router rows without weights (LongCat)
   std::int64_t score_bias_rank = 1;        ///< ERNIE stores the correction as [1, E]

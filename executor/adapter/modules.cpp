@@ -37,7 +37,7 @@ std::string transformers_path(const ModelSpec& model, std::string name) {
   const auto replace = [&name](std::string_view from, std::string_view to) {
     if (const auto at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
   };
-  if (model.family == "mixtral" || model.family == "kimi") replace(".block_sparse_moe.", ".mlp.");
+  if (model.family == "mixtral" || model.family == "kimi" || model.family == "phi") replace(".block_sparse_moe.", ".mlp.");
   if (model.family == "kimi") replace(".self_attn.f_", ".self_attn.forget_gate.f_");
   if (model.family == "nemotron") replace("backbone.", "model.");
   return name;

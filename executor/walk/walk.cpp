@@ -35,11 +35,15 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward, &b.weight_backward})
       for (const BlockNode& n : *pass)
-        if (const OpCall* call = std::get_if<OpCall>(&n.call))
+        if (const OpCall* call = std::get_if<OpCall>(&n.call)) {
           if (const std::string why = backend.refusal(call->op); !why.empty())
             throw InputError(std::string(kind(call->op)),
                              fmt::format("cannot run on the {} backend: {}", backend.name(), why),
                              "--backend cpu, or another model; `moeplan ops` lists what each operator has");
+          const auto* router = std::get_if<op::Router>(&call->op);
+          if (router && router->score == RouterScore::sparse_mixer && options_.capacity_factor > 0 && options_.overflow == Overflow::reroute)
+            throw InputError("overflow", "reroute: sparse_mixer weighs a choice among those before it, and has no weight for another expert", "drop_position or drop_probability");
+        }
     note_block(b);
   }
   std::map<const Block*, CallScratch> copies;

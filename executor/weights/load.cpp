@@ -106,14 +106,14 @@ namespace {
 
 /// Frequencies are computed plain or by the scalings of kernels/rope/frequencies.hpp; a checkpoint that was trained with others would give other numbers without a word.
 void refuse_other_frequencies(const ModelSpec& model) {
-  const std::set<std::string> computed{"", "linear", "yarn", "llama3"};
+  const std::set<std::string> computed{"", "linear", "yarn", "llama3", "longrope"};
   for (std::size_t l = 0; l < model.layers.size(); ++l)
     for (const Sublayer& s : model.layers[l].sublayers)
       std::visit([&](const auto& mixer) {
         if constexpr (requires { mixer.rope.scaling; })
           if (mixer.rope.enabled && !computed.contains(mixer.rope.scaling))
             throw InputError("rope_scaling", fmt::format("{} in layer {} is priced, not computed: these weights would be run with other rotations", shown(mixer.rope.scaling), l),
-                             "a model with plain rotations, linear, yarn or llama3; random weights run");
+                             "a model with plain rotations, linear, yarn, llama3 or longrope; random weights run");
       }, s.mixer);
 }
 

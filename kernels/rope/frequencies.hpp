@@ -1,5 +1,6 @@
 #pragma once
-/// How far each pair of rotary columns turns a position: plain, divided throughout (linear), or divided where it turns slowly (YaRN, Llama 3).
+/// How far each pair of rotary columns turns a position: plain, divided throughout (linear), or divided where it turns slowly (YaRN, Llama 3), or
+/// divided by a number of its own (LongRoPE, Ding et al. 2024).
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +33,8 @@ namespace moeplan::op {
   std::vector<double> out;
   for (std::int64_t j = 0; j < op.rotary_dim / 2; ++j) {
     const double pair = static_cast<double>(j), plain = std::pow(op.theta, -2 * pair / d), share = stretched ? kept(pair, plain) : 1;
-    out.push_back(plain * (share + (1 - share) / op.yarn_factor));
+    const double divisor = op.divisors.empty() ? 1 : op.divisors.at(static_cast<std::size_t>(j));
+    out.push_back(plain * (share + (1 - share) / op.yarn_factor) / divisor);
   }
   return out;
 }

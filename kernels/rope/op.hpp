@@ -1,7 +1,7 @@
 #pragma once
 /// Rotary position embedding of one tensor (called once for the queries, once for the keys): the rotated part of each head turns
 /// by position * theta^(-2 j / rotary_dim). Pairs are (j, j + rotary_dim / 2), or neighbours where `interleaved`. The rotated part
-/// leads the head (GQA) or trails it (MLA, DeepSeek-V4). Stretched contexts (linear, YaRN, Llama 3) in frequencies.hpp. `inverse` turns back (DeepSeek-V4's output).
+/// leads the head (GQA) or trails it (MLA, DeepSeek-V4). Stretched contexts (linear, YaRN, Llama 3, LongRoPE) in frequencies.hpp. `inverse` turns back (DeepSeek-V4's output).
 
 #include <vector>
 
@@ -29,6 +29,7 @@ struct Rope {
   double magnitude = 1;                   ///< multiplies sine and cosine (YaRN's attention factor)
   bool yarn_truncate = true;              ///< the ramp begins and ends at whole pairs (gpt-oss: no)
   bool ramp_in_turns = false;             ///< the ramp is linear in turns over the trained context (Llama 3), not in pairs
+  std::vector<double> divisors{};         ///< of each pair's frequency, [rotary_dim / 2] (LongRoPE); empty: none
 
   template <class = void> static constexpr auto fields() {
     return std::make_tuple(
@@ -41,7 +42,8 @@ struct Rope {
         field("yarn_original", &Rope::yarn_original, "trained context").at_least(0), field("yarn_beta_fast", &Rope::yarn_beta_fast).above(0),
         field("yarn_beta_slow", &Rope::yarn_beta_slow).above(0), field("magnitude", &Rope::magnitude).above(0),
         field("yarn_truncate", &Rope::yarn_truncate, "the ramp begins and ends at whole pairs"),
-        field("ramp_in_turns", &Rope::ramp_in_turns, "the ramp is linear in turns"));
+        field("ramp_in_turns", &Rope::ramp_in_turns, "the ramp is linear in turns"),
+        field("divisors", &Rope::divisors, "of each pair's frequency").above(0));
   }
 
   /// Nothing is kept: the backward turns dy the other way.
@@ -69,6 +71,7 @@ struct Rope {
             {.tokens = 9, .heads = 1, .head_dim = 16, .rotary_dim = 16, .sequence_length = 9, .theta = 5e5, .yarn_factor = 8, .yarn_original = 64, .yarn_beta_fast = 4,
              .yarn_beta_slow = 1, .ramp_in_turns = true},
             {.tokens = 4, .heads = 1, .head_dim = 8, .rotary_dim = 8, .sequence_length = 4, .yarn_factor = 4},
+            {.tokens = 6, .heads = 2, .head_dim = 12, .rotary_dim = 8, .sequence_length = 6, .magnitude = 1.19, .divisors = {1, 1.25, 4.5, 60}},
             {.tokens = 0, .heads = 1, .head_dim = 8, .rotary_dim = 8, .sequence_length = 4}};
   }
 

@@ -8,6 +8,7 @@
 #include "kernels/router/cuda.hpp"
 #include "kernels/router/op.hpp"
 #include "kernels/router/project.cuh"
+#include "kernels/router/sparse_mixer.cuh"
 
 namespace moeplan::cuda {
 namespace {
@@ -18,7 +19,7 @@ i64 rows_of(const op::Router& op) { return op.experts + op.zero_experts; }
 std::string shape(const op::Router& op) { return "tokens=" + std::to_string(op.tokens) + " hidden=" + std::to_string(op.hidden) + " experts=" + std::to_string(rows_of(op)); }
 
 router::Dims dims_of(const op::Router& op, double auxiliary = 0) {
-  const router::Score score = op.score == RouterScore::sigmoid ? router::Score::sigmoid : op.score == RouterScore::softmax ? router::Score::softmax : router::Score::sqrt_softplus;
+  const router::Score score = op.score == RouterScore::sigmoid ? router::Score::sigmoid : op.score == RouterScore::sqrt_softplus ? router::Score::sqrt_softplus : router::Score::softmax;
   const bool grouped = op.groups > 1 && op.hash_vocabulary == 0;
   return {.tokens = static_cast<int>(op.tokens), .experts = static_cast<int>(rows_of(op)), .top_k = static_cast<int>(op.top_k), .groups = grouped ? static_cast<int>(op.groups) : 1,
           .kept_groups = grouped ? static_cast<int>(op.top_groups) : 1, .score = score, .normalise = op.normalise, .scale = static_cast<float>(op.route_scale),
@@ -48,13 +49,28 @@ __global__ void __launch_bounds__(256) sum_columns(i64 rows, i64 columns, const 
   out[c] = narrowed<bf16>(sum);
 }
 
+router_detail::SparseMixer mixer_of(const op::Router& op, const Frame& f) {
+  return {.tokens = op.tokens, .experts = static_cast<int>(rows_of(op)), .top_k = static_cast<int>(op.top_k), .jitter = static_cast<float>(op.jitter),
+          .scale = static_cast<float>(op.route_scale), .logits = f["logits"].as<float>()};
+}
+unsigned mixer_blocks(const op::Router& op) { return static_cast<unsigned>((op.tokens + router_detail::mixer_warps - 1) / router_detail::mixer_warps); }
+
 }  // namespace
 
 void forward(const op::Router& op, const Frame& f) {
   float* scores = f["scores"].as<float>();
   const i64 rows = rows_of(op);
+  const bool mixes = op.score == RouterScore::sparse_mixer;
   if (op.tokens > 0)
-    router_detail::queue_project<true, true>({op.tokens, rows, op.hidden}, f["x"].as<bf16>(), op.hidden, f["w"].as<bf16>(), op.hidden, f["b"].as<bf16>(), scores, f.stream());
+    router_detail::queue_project<true, true>({op.tokens, rows, op.hidden}, f["x"].as<bf16>(), op.hidden, f["w"].as<bf16>(), op.hidden, f["b"].as<bf16>(),
+                                             mixes ? f["logits"].as<float>() : scores, f.stream());
+  if (mixes) {
+    kernels::check(cudaMemsetAsync(f["counts"].as<std::int32_t>(), 0, static_cast<std::size_t>(4 * rows), f.stream()), "router forward [" + shape(op) + "]: counts");
+    if (op.tokens == 0) return;
+    router_detail::mix_forward<<<mixer_blocks(op), router_detail::mixer_warps * 32, 0, f.stream()>>>(mixer_of(op, f), scores, f["indices"].as<std::int32_t>(), f["weights"].as<float>(),
+                                                                                                     f["counts"].as<std::int32_t>());
+    return kernels::check_launch("router forward", shape(op));
+  }
   router::Forward call{.dims = dims_of(op), .logits = scores, .bias = f["score_bias"].as<float>(), .experts = f["indices"].as<std::int32_t>(), .weights = f["weights"].as<float>(),
                        .counts = f["counts"].as<std::int32_t>(), .scores = scores};
   if (op.hash_vocabulary > 0) {
@@ -75,7 +91,9 @@ void backward(const op::Router& op, const Frame& f) {
     return;
   }
   const auto* indices = f["indices"].as<std::int32_t>();
-  router::Backward call{.dims = dims_of(op, f.ragged().auxiliary), .scores = f["scores"].as<float>(), .experts = indices, .dweights = f.d("weights").as<float>(),
+  const bool mixes = op.score == RouterScore::sparse_mixer;
+  const float* dweights = f.d("weights").as<float>();
+  router::Backward call{.dims = dims_of(op, f.ragged().auxiliary), .scores = f["scores"].as<float>(), .experts = indices, .dweights = mixes ? nullptr : dweights,
                         .identities = static_cast<int>(op.zero_experts), .didentity = f.d("zero_weight").as<float>(), .dlogits = dz};
   if (f.ragged().auxiliary != 0 && f.ragged().rows_of_expert != nullptr) {   // the choices of other ranks' tokens too
     call.counts = f.ragged().rows_of_expert;
@@ -88,6 +106,10 @@ void backward(const op::Router& op, const Frame& f) {
     call.counts = counts;
   }
   router::backward(call, f.stream());
+  if (mixes && dweights != nullptr) {   // what the balancing loss gave, and the weights' share
+    router_detail::mix_backward<<<mixer_blocks(op), router_detail::mixer_warps * 32, 0, f.stream()>>>(mixer_of(op, f), indices, dweights, dz);
+    kernels::check_launch("router backward", shape(op));
+  }
   if (dx != nullptr) router_detail::queue_project<true, false>({op.tokens, op.hidden, rows}, static_cast<const float*>(dz), rows, f["w"].as<bf16>(), op.hidden, nullptr, dx, f.stream());
   if (dw != nullptr) router_detail::queue_project<false, false>({rows, op.hidden, op.tokens}, static_cast<const float*>(dz), rows, f["x"].as<bf16>(), op.hidden, nullptr, dw, f.stream());
   if (db != nullptr) {
@@ -101,6 +123,8 @@ std::string refusal(const op::Router& op) {
   const bool grouped = op.groups > 1 && op.hash_vocabulary == 0;
   if (rows_of(op) > 1024) return number(rows_of(op)) + " experts; its CUDA kernel chooses among up to 1024";
   if (op.top_k > 32 || op.top_k > rows_of(op)) return number(op.top_k) + " choices among " + number(rows_of(op)) + " experts; its CUDA kernel makes up to 32, and not more than there are";
+  if (op.score == RouterScore::sparse_mixer && (grouped || op.zero_experts > 0 || op.hash_vocabulary > 0 || op.score_bias))
+    return "sparse_mixer beside groups, identity experts, a hash table or a score bias; it has none of them";
   if (grouped && op.zero_experts > 0) return "groups beside identity experts; its CUDA kernel has one or the other";
   if (grouped && (op.groups > 32 || op.experts % op.groups != 0)) return number(op.groups) + " groups of " + number(op.experts) + " experts; its CUDA kernel takes up to 32 that divide them";
   if (grouped && (op.top_groups > op.groups || op.top_k > op.experts / op.groups * op.top_groups)) return number(op.top_groups) + " groups that cannot hold " + number(op.top_k) + " choices";

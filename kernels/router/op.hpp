@@ -2,7 +2,8 @@
 /// Chooses `top_k` of `experts` for each token and weighs them. Scores s = softmax(z), sigmoid(z) or sqrt(softplus(z)) of z = x W^T
 /// (+ b); chosen by s + score_bias (ties to the lower expert), groups first where there are several; weights s_e over their chosen
 /// sum if `normalise`, times `route_scale`. The gradient reaches x and W through the chosen scores only; none through score_bias.
-/// Hash routing (DeepSeek-V4): the experts come from a table by token id, the weights from the scores. `zero_experts` are further
+/// `sparse_mixer` (Phi-3.5-MoE, arXiv 2409.12136): each choice in turn is the largest z left, with the weight e^z over the sum of those left
+/// that come within 2 x jitter of it, (z - z_e) / max(|z_e|, z) <= 2 x jitter. Hash routing (DeepSeek-V4): the experts come from a table by token id, the weights from the scores. `zero_experts` are further
 /// rows without weights (LongCat): what they drew is returned as one more weight, for the token itself.
 
 #include <vector>
@@ -29,6 +30,7 @@ struct Router {
   std::int64_t hash_vocabulary = 0;    ///< rows of the table of hash routing; 0: chosen by score
   Training training = Training::frozen;   ///< of W and b
   double route_scale = 1;
+  double jitter = 0.01;                ///< sparse_mixer
 
   template <class = void> static constexpr auto fields() {
     return std::make_tuple(
@@ -38,7 +40,7 @@ struct Router {
         field("bias", &Router::bias, "of the projection"), field("score_bias", &Router::score_bias, "correction of the choice"),
         field("zero_experts", &Router::zero_experts, "rows without an expert").at_least(0),
         field("hash_vocabulary", &Router::hash_vocabulary, "rows of the hash table; 0: by score").at_least(0), field("training", &Router::training),
-        field("route_scale", &Router::route_scale, "multiplies the weights").above(0));
+        field("route_scale", &Router::route_scale, "multiplies the weights").above(0), field("jitter", &Router::jitter, "of sparse_mixer").at_least(0));
   }
 
   [[nodiscard]] Operands operands() const {
@@ -55,6 +57,7 @@ struct Router {
     if (zero_experts) o.push_back({"zero_weight", Role::output, {tokens, 1}, DType::f32});
     o.push_back({"indices", Role::aux, {tokens, top_k}, DType::i32, for_any_grad});
     o.push_back({"scores", Role::aux, {tokens, rows}, DType::f32, for_any_grad});
+    if (score == RouterScore::sparse_mixer) o.push_back({"logits", Role::aux, {tokens, rows}, DType::f32, for_any_grad});
     o.push_back({"counts", Role::aux, {rows}, DType::i32});
     return o;
   }
@@ -72,6 +75,7 @@ struct Router {
             {.tokens = 3, .hidden = 8, .experts = 6, .top_k = 3, .normalise = false, .bias = true, .training = Training::full},
             {.tokens = 4, .hidden = 8, .experts = 5, .top_k = 2, .score = RouterScore::sqrt_softplus, .hash_vocabulary = 9},
             {.tokens = 6, .hidden = 8, .experts = 4, .top_k = 2, .score_bias = true, .zero_experts = 2},
+            {.tokens = 9, .hidden = 8, .experts = 6, .top_k = 2, .score = RouterScore::sparse_mixer, .normalise = false, .training = Training::full, .jitter = 0.4},
             {.tokens = 0, .hidden = 8, .experts = 4, .top_k = 2}};
   }
 

@@ -11,13 +11,14 @@
 #include "kernels/reference_math.hpp"
 #include "kernels/reference_ragged.hpp"
 #include "kernels/router/op.hpp"
+#include "kernels/router/sparse_mixer.hpp"
 
 namespace moeplan::reference {
 namespace {
 
 template <class T>
 void score(RouterScore form, T* z, std::int64_t n) {
-  if (form == RouterScore::softmax) {
+  if (form == RouterScore::softmax || form == RouterScore::sparse_mixer) {
     const T most = *std::max_element(z, z + n);
     T sum = 0;
     for (std::int64_t e = 0; e < n; ++e) sum += z[e] = std::exp(z[e] - most);
@@ -62,16 +63,28 @@ std::vector<std::int64_t> choose(const op::Router& op, const T* scores, const Vi
 
 template <class T>
 void forward(const op::Router& op, const Frame<T>& f) {
-  const auto scores = f["scores"], weights = f["weights"], zero = f["zero_weight"], indices = f["indices"], counts = f["counts"], ids = f["ids"], table = f["table"];
+  const auto scores = f["scores"], weights = f["weights"], zero = f["zero_weight"], indices = f["indices"], counts = f["counts"], ids = f["ids"], table = f["table"], logits = f["logits"];
   const std::int64_t all = op.experts + op.zero_experts;
   auto z = matrix(scores);
   z.noalias() = matrix(f["x"]) * matrix(f["w"]).transpose();
   if (op.bias) z.rowwise() += row_vector(f["b"]);
   counts.fill(0);
+  if (logits) matrix(logits) = z;
   for (std::int64_t t = 0; t < op.tokens; ++t) {
     T* s = scores.row(t);
     score(op.score, s, all);
     std::vector<std::int64_t> chosen;
+    if (logits) {
+      chosen.resize(static_cast<std::size_t>(op.top_k));
+      std::vector<T> w(chosen.size());
+      choose_sparse_mixer<T>({logits.row(t), static_cast<std::size_t>(all)}, op.jitter, chosen, w);
+      for (std::int64_t j = 0; j < op.top_k; ++j) {
+        weights(t, j) = static_cast<T>(op.route_scale) * w[static_cast<std::size_t>(j)];
+        indices(t, j) = static_cast<T>(chosen[static_cast<std::size_t>(j)]);
+        counts[chosen[static_cast<std::size_t>(j)]] += 1;
+      }
+      continue;
+    }
     if (op.hash_vocabulary)
       for (std::int64_t j = 0; j < op.top_k; ++j) chosen.push_back(static_cast<std::int64_t>(table(static_cast<std::int64_t>(ids[t]), j)));
     else chosen = choose(op, s, f["score_bias"]);
@@ -91,7 +104,7 @@ void forward(const op::Router& op, const Frame<T>& f) {
 
 template <class T>
 void backward(const op::Router& op, const Frame<T>& f, const Ragged& ragged) {
-  const auto scores = f["scores"], indices = f["indices"], dweights = f.d("weights"), dzero = f.d("zero_weight");
+  const auto scores = f["scores"], indices = f["indices"], dweights = f.d("weights"), dzero = f.d("zero_weight"), logits = f["logits"];
   const std::int64_t all = op.experts + op.zero_experts;
   const T scale = static_cast<T>(op.route_scale);
   std::vector<T> share(static_cast<std::size_t>(all), T(0));   // a E f_e / t
@@ -109,9 +122,9 @@ void backward(const op::Router& op, const Frame<T>& f, const Ragged& ragged) {
       const auto e = static_cast<std::int64_t>(indices(t, j));
       return e < op.experts ? (dweights ? dweights(t, j) : T(0)) : (dzero ? dzero[t] : T(0));
     };
-    for (std::int64_t j = 0; j < op.top_k; ++j) sum += s[static_cast<std::int64_t>(indices(t, j))];
-    for (std::int64_t j = 0; op.normalise && j < op.top_k; ++j) mean += arriving(j) * s[static_cast<std::int64_t>(indices(t, j))] / sum;
-    for (std::int64_t j = 0; j < op.top_k; ++j) ds[static_cast<std::int64_t>(indices(t, j))] += scale * (op.normalise ? (arriving(j) - mean) / sum : arriving(j));
+    for (std::int64_t j = 0; !logits && j < op.top_k; ++j) sum += s[static_cast<std::int64_t>(indices(t, j))];
+    for (std::int64_t j = 0; !logits && op.normalise && j < op.top_k; ++j) mean += arriving(j) * s[static_cast<std::int64_t>(indices(t, j))] / sum;
+    for (std::int64_t j = 0; !logits && j < op.top_k; ++j) ds[static_cast<std::int64_t>(indices(t, j))] += scale * (op.normalise ? (arriving(j) - mean) / sum : arriving(j));
     if (ragged.auxiliary > 0) {
       T total = 0, inner = 0;
       for (std::int64_t e = 0; e < all; ++e) total += s[e];
@@ -121,9 +134,15 @@ void backward(const op::Router& op, const Frame<T>& f, const Ragged& ragged) {
     T inner = 0;
     for (std::int64_t e = 0; e < all; ++e) inner += ds[e] * s[e];
     for (std::int64_t e = 0; e < all; ++e) {
-      if (op.score == RouterScore::softmax) ds[e] = s[e] * (ds[e] - inner);
+      if (op.score == RouterScore::softmax || logits) ds[e] = s[e] * (ds[e] - inner);
       else if (op.score == RouterScore::sigmoid) ds[e] *= s[e] * (1 - s[e]);
       else ds[e] *= s[e] > 0 ? -std::expm1(-s[e] * s[e]) / (2 * s[e]) : T(0);
+    }
+    if (logits && dweights) {
+      std::vector<std::int64_t> chosen;
+      std::vector<T> dw;
+      for (std::int64_t j = 0; j < op.top_k; ++j) chosen.push_back(static_cast<std::int64_t>(indices(t, j))), dw.push_back(scale * dweights(t, j));
+      sparse_mixer_gradient<T>({logits.row(t), static_cast<std::size_t>(all)}, op.jitter, chosen, dw, ds);
     }
   }
   if (f.d("x")) matrix(f.d("x")).noalias() = dz * matrix(f["w"]);

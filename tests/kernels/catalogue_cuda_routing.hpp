@@ -22,6 +22,8 @@ inline std::vector<Op> expert_cases() {
           Router{.tokens = 257, .hidden = 2304, .experts = 64, .top_k = 6, .training = full},
           Router{.tokens = 33, .hidden = 512, .experts = 896, .top_k = 16, .score = RouterScore::sigmoid, .score_bias = true, .training = full},
           Router{.tokens = 129, .hidden = 264, .experts = 160, .top_k = 6, .groups = 8, .top_groups = 3, .normalise = false, .route_scale = 16},
+          Router{.tokens = 67, .hidden = 4096, .experts = 16, .top_k = 2, .score = RouterScore::sparse_mixer, .normalise = false, .training = full, .jitter = 0.05},
+          Router{.tokens = 9, .hidden = 64, .experts = 70, .top_k = 5, .score = RouterScore::sparse_mixer, .normalise = false, .training = full, .route_scale = 2, .jitter = 0.5},
           Router{.tokens = 65, .hidden = 72, .experts = 33, .top_k = 4, .score = RouterScore::sigmoid, .score_bias = true, .zero_experts = 5, .training = full},
           Router{.tokens = 66, .hidden = 136, .experts = 48, .top_k = 5, .score = RouterScore::sqrt_softplus, .hash_vocabulary = 99, .training = full},
           Router{.tokens = 19, .hidden = 37, .experts = 21, .top_k = 3, .bias = true, .training = full},

@@ -26,6 +26,15 @@ CallData<double> run(const Op& op, std::initializer_list<std::vector<double>> in
   return data;
 }
 
+/// z = (3, 2.9, 1, 2): at 2 x jitter = 0.1 only 2.9 comes close to 3 ((3 - 2.9) / 3 = 0.033; (3 - 2) / 3 = 0.33), and 2.9's own softmax is without 3.
+TEST(RouterReference, SparseMixerWeighsEachChoiceAmongThoseCloseToIt) {
+  const op::Router op{.tokens = 1, .hidden = 1, .experts = 4, .top_k = 2, .score = RouterScore::sparse_mixer, .normalise = false, .jitter = 0.05};
+  const auto data = run(op, {{1}, {3, 2.9, 1, 2}});
+  EXPECT_NEAR(data.buffers[2][0], 1 / (1 + std::exp(-0.1)), 1e-12);
+  EXPECT_NEAR(data.buffers[2][1], 1, 1e-12);
+  EXPECT_EQ(data.buffers[3], (std::vector<double>{0, 1}));
+}
+
 TEST(LinearReference, MultipliesByTheTransposedWeight) {
   const auto data = run(op::Linear{.tokens = 1, .in = 2, .out = 2}, {{1, 2}, {3, 4, 5, 6}});
   EXPECT_EQ(data.buffers[2], (std::vector<double>{11, 17}));

@@ -28,6 +28,23 @@ TEST(BugReports, BL003_missing_kv_heads_mean_multi_head_attention) {
   EXPECT_EQ(counts(R"({"model_type":"llama",)" + small_llama + "}").total(), 1'824'000);
 }
 
+TEST(Import, LongRopeHasADivisorForEachPair) {
+  const auto text = [](const std::string& long_factor) {
+    return R"({"model_type":"llama",)" + small_llama + R"(,"head_dim":8,"max_position_embeddings":4096,"rope_scaling":{"type":"longrope","original_max_position_embeddings":1024,"short_factor":[1,1,1,1],"long_factor":)" +
+           long_factor + "}}";
+  };
+  try {
+    (void)import_text(text("[1,2,3]"));
+    FAIL();
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("3 entries for 4 pairs"), std::string::npos) << e.what();
+  }
+  const Rope r = std::get<GqaAttention>(import_text(text("[1,2,3,4]")).layers[0].sublayers[0].mixer).rope;
+  EXPECT_EQ(r.long_divisors, (std::vector<double>{1, 2, 3, 4}));
+  EXPECT_NEAR(r.magnitude, std::sqrt(1.2), 1e-12) << "ln 4 / ln 1024 = 0.2";
+  EXPECT_THROW((void)import_text(text("[1,2,0,4]")), InputError);
+}
+
 TEST(BugReports, BL004_rope_scaling_by_either_name_but_not_by_two_that_disagree) {
   const std::string head = R"({"model_type":"llama",)" + small_llama + R"(,"rope_scaling":)";
   const ModelSpec a = import_text(head + R"({"type":"linear","factor":8.0}})"), b = import_text(head + R"({"rope_type":"linear","factor":8.0}})");

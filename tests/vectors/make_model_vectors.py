@@ -21,6 +21,9 @@ LLAMA = dict(_type="llama", **GQA, num_hidden_layers=2, intermediate_size=20, ti
 MODELS = {
     "llama_31": dict(**LLAMA, rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)),
     "llama_linear": dict(**LLAMA, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)),
+    "llama_longrope": dict(**LLAMA, rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, factor=4.0, short_factor=[1.0, 1.1, 1.5, 2.0], long_factor=[1.0, 1.5, 7.0, 30.0], original_max_position_embeddings=8)),
+    "phimoe": dict(**GQA, num_hidden_layers=2, intermediate_size=10, num_local_experts=6, num_experts_per_tok=2, router_jitter_noise=0.3, attention_bias=True, lm_head_bias=True, rms_norm_eps=1e-5,
+                   rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.04, 1.5, 2.8], long_factor=[1.0, 1.5, 7.0, 60.0], short_mscale=1.243, long_mscale=1.5, original_max_position_embeddings=32)),
     "hunyuan_v1_moe": dict(**GQA, num_hidden_layers=2, intermediate_size=8, num_experts=6, num_local_experts=6, moe_topk=2, use_qk_norm=True, use_mixed_mlp_moe=True, num_shared_expert=1, moe_intermediate_size=8,
                            rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, alpha=1000.0, factor=1.0)),
     "qwen3_moe": dict(**GQA, num_hidden_layers=2, intermediate_size=20, moe_intermediate_size=8, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
@@ -91,6 +94,7 @@ def make(name):
             if "lora_" in n: p.copy_(0.3 * torch.randn_like(p))
         for n, p in named.items():
             if ".up_proj." in n and "lora_A" in n and n.replace(".up_proj.", ".gate_proj.") in named: p.copy_(named[n.replace(".up_proj.", ".gate_proj.")])
+    if kind == "phimoe": model.eval()   # in training its router draws the experts at random
     ids = torch.randint(0, COMMON["vocab_size"], (ROWS, LENGTH))
     labels = ids.clone()
     labels[0, :3] = -100

@@ -41,6 +41,27 @@ ModelSpec start(const ConfigReader& root, const ConfigReader& text, std::string 
   return m;
 }
 
+namespace {
+
+/// LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each pair, one list up to the trained context and one above it. Sine and cosine are
+/// multiplied by sqrt(1 + ln s / ln original), s the stretch of the context, unless the file says by what.
+void long_rope(const ConfigReader& block, const ConfigReader& text, std::int64_t head_dim, Rope& r) {
+  const std::int64_t pairs = (r.rotary_dim > 0 ? r.rotary_dim : head_dim) / 2;
+  const auto divisors = [&](const char* name) {
+    auto out = block.positive_numbers({name});
+    if (static_cast<std::int64_t>(out.size()) != pairs) block.refuse(name, fmt::format("has {} entries for {} pairs of columns", out.size(), pairs), "one for each pair that turns");
+    return out;
+  };
+  r.short_divisors = divisors("short_factor"), r.long_divisors = divisors("long_factor");
+  const auto original = static_cast<double>(r.original_positions);
+  const double stretch = block.has("factor") ? r.factor : static_cast<double>(text.dim_or({"max_position_embeddings"}, r.original_positions)) / original;
+  const double paper = stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(std::max(original, 2.0))) : 1.0, given = block.number_or({"attention_factor"}, paper);
+  r.magnitude = block.number_or({"short_mscale"}, given), r.long_magnitude = block.number_or({"long_mscale"}, given);
+  if (!(r.magnitude > 0 && r.long_magnitude > 0)) block.refuse("short_mscale", fmt::format("{} and long_mscale {} are not both positive", r.magnitude, r.long_magnitude));
+}
+
+}  // namespace
+
 Rope rope(const ConfigReader& text, std::int64_t head_dim, std::vector<std::string>& notes) {
   Rope r;
   const auto parameters = text.maybe_section("rope_parameters");
@@ -85,8 +106,9 @@ Rope rope(const ConfigReader& text, std::int64_t head_dim, std::vector<std::stri
     if (!(r.factor > 0)) block->refuse("factor", fmt::format("{} is not positive", r.factor));
     const auto original = block->maybe_dim({"original_max_position_embeddings"}, 1);
     r.original_positions = original.value_or(text.maybe_dim({"original_max_position_embeddings", "max_position_embeddings"}, 1).value_or(0));
-    if (r.original_positions == 0 && (kind == "yarn" || kind == "llama3"))
+    if (r.original_positions == 0 && (kind == "yarn" || kind == "llama3" || kind == "longrope"))
       block->refuse("original_max_position_embeddings", "missing", "the context that the model was trained at, before " + kind);
+    if (kind == "longrope") long_rope(*block, text, head_dim, r);
     if (!original && kind == "yarn") notes.push_back(fmt::format("yarn without original_max_position_embeddings: taken as {}", r.original_positions));
   }
   return r;

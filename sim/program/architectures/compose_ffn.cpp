@@ -93,7 +93,7 @@ Routing route(Builder& b, const ModelSpec& m, const MoeFfn& f, ValueId x, Stream
   }
   const op::Router call{.tokens = t, .hidden = m.hidden, .experts = f.experts, .top_k = f.top_k, .score = f.score, .groups = f.groups, .top_groups = f.top_groups,
                         .normalise = f.normalise, .bias = f.router_bias, .score_bias = f.score_bias, .zero_experts = f.zero_experts,
-                        .hash_vocabulary = f.hash_routed ? m.vocabulary : 0, .training = b.training(WeightClass::router), .route_scale = f.route_scale};
+                        .hash_vocabulary = f.hash_routed ? m.vocabulary : 0, .training = b.training(WeightClass::router), .route_scale = f.route_scale, .jitter = f.jitter};
   const auto out = b.call(call, values, weights);
   if (f.zero_experts > 0) return {out[0], out[2], out[1]};
   return {out[0], out[1]};

@@ -80,6 +80,10 @@ ValueId rotate(Builder& b, const Rope& rope, ValueId x, std::int64_t heads, std:
     call.yarn_factor = std::max(1.0, rope.factor), call.yarn_original = static_cast<double>(rope.original_positions), call.ramp_in_turns = in_turns;
     call.yarn_beta_fast = rope.beta_fast, call.yarn_beta_slow = rope.beta_slow, call.magnitude = rope.magnitude, call.yarn_truncate = rope.truncated;
   }
+  if (rope.scaling == "longrope") {
+    const bool above = b.context().sequence_length > rope.original_positions;
+    call.divisors = above ? rope.long_divisors : rope.short_divisors, call.magnitude = above ? rope.long_magnitude : rope.magnitude;
+  }
   return b.call(call, {x}).front();
 }
 

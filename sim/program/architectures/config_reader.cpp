@@ -118,6 +118,16 @@ std::vector<std::int64_t> ConfigReader::integers(Names names, std::int64_t low, 
   return out;
 }
 
+std::vector<double> ConfigReader::positive_numbers(Names names) const {
+  std::vector<double> out;
+  const char* name = find(names);
+  if (!name) return out;
+  const Place list = place(name);
+  if (!list.value().is_array()) list.wrong_type("a list of numbers");
+  for (std::size_t i = 0; i < list.value().size(); ++i) out.push_back(read_number(list.at(i), {0, 1e30, true}));
+  return out;
+}
+
 std::vector<std::string> ConfigReader::texts(Names names) const {
   std::vector<std::string> out;
   const char* name = find(names);

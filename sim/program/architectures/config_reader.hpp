@@ -47,6 +47,8 @@ class ConfigReader {
 
   /// A list of whole numbers; a comma string is one too (Step). Empty if absent.
   [[nodiscard]] std::vector<std::int64_t> integers(Names names, std::int64_t low, std::int64_t high) const;
+  /// A list of positive numbers. Empty if absent.
+  [[nodiscard]] std::vector<double> positive_numbers(Names names) const;
   [[nodiscard]] std::vector<std::string> texts(Names names) const;
   /// One value per layer from a scalar or a list of at least `layers` entries (longer ones hold MTP layers too); empty if absent.
   [[nodiscard]] std::vector<std::int64_t> per_layer(Names names, std::int64_t layers, std::int64_t low, std::int64_t high) const;

@@ -1,5 +1,7 @@
 /// Phi-3.5-MoE, DBRX, Arctic, Grok-1: MoE decoders with names of their own.
 
+#include <fmt/format.h>
+
 #include "sim/program/architectures/families.hpp"
 
 namespace moeplan::import {
@@ -12,7 +14,13 @@ ModelSpec phi_moe(const ConfigReader& root) {
   m.norm = NormKind::layer_norm_bias;
   m.head_bias = root.flag({"lm_head_bias"}, false);
   const std::int64_t layers = root.layers();
-  for (std::int64_t l = 0; l < layers; ++l) m.layers.push_back(decoder_layer(attention, moe(root, m.hidden, l), "self_attn", "block_sparse_moe"));
+  for (std::int64_t l = 0; l < layers; ++l) {
+    MoeFfn experts = moe(root, m.hidden, l);
+    experts.score = RouterScore::sparse_mixer, experts.normalise = false, experts.jitter = root.number_or({"router_jitter_noise"}, experts.jitter);
+    if (!(experts.jitter >= 0)) root.refuse("router_jitter_noise", fmt::format("{} is negative", experts.jitter));
+    m.layers.push_back(decoder_layer(attention, experts, "self_attn", "block_sparse_moe"));
+  }
+  m.notes.push_back("routed as SparseMixer is evaluated: the best experts, nothing drawn at random");
   rename_experts_w123(m);
   return m;
 }

@@ -66,9 +66,13 @@ TEST_P(Vectors, EqualThePublicImplementation) {
     std::vector<float> x(static_cast<std::size_t>(head->tokens * head->hidden)), m(static_cast<std::size_t>(head->vocabulary * head->hidden));
     run.backend->read(r.operands[0], x);
     run.backend->read(r.operands[2], m);
+    std::vector<float> bias(static_cast<std::size_t>(head->vocabulary), 0);
+    const Operands contract = head->operands();
+    for (std::size_t o = 0; o < contract.size(); ++o)
+      if (contract[o].name == "b") run.backend->read(r.operands[o], bias);
     for (std::int64_t t = 0; t < head->tokens; ++t)
       for (std::int64_t v = 0; v < head->vocabulary; ++v) {
-        double z = 0;
+        double z = bias[static_cast<std::size_t>(v)];
         for (std::int64_t c = 0; c < head->hidden; ++c) z += static_cast<double>(x[static_cast<std::size_t>(t * head->hidden + c)]) * static_cast<double>(m[static_cast<std::size_t>(v * head->hidden + c)]);
         logits.push_back(static_cast<float>(z));
       }
