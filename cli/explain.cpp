@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cli/forecast_text.hpp"
@@ -10,6 +11,7 @@
 #include "cli/table.hpp"
 #include "core/error.hpp"
 #include "core/write.hpp"
+#include "planner/exchange_reach.hpp"
 #include "planner/planner.hpp"
 #include "planner/sensitivity.hpp"
 
@@ -144,6 +146,22 @@ std::string binding(const Problem& problem, const Forecast& f) {
   return fmt::format("{} takes {} of the step; {} of memory is free on the fullest GPU", time, percent(*largest / f.step), percent(1 - used));
 }
 
+/// How far tokens travel to their experts, and what another placement would make of that.
+std::string reach_text(const ExchangeReach& r) {
+  const std::string tier = printable(r.tier);
+  if (!r.once)
+    return fmt::format("Expert exchange: a token's {:g} experts lie on {:.2f} of {:g} domains joined by {}; this runtime sends one copy for each expert, {:.2f} of them over it, wherever experts lie.", r.top_k, r.distinct, r.domains, tier, r.copies);
+  std::string out = fmt::format("Expert exchange: a token's {:g} experts lie on {:.2f} of {:g} domains joined by {}; it travels once to each{}: {:.2f} copies over it", r.top_k, r.distinct, r.domains, tier, r.direct ? " rank that holds one" : "", r.copies);
+  if (std::abs(r.copies_by_load - r.copies_in_order) > 0.005) out += fmt::format(" ({:.2f} with experts in their order, {:.2f} placed by load over all ranks)", r.copies_in_order, r.copies_by_load);
+  return out + ".";
+}
+
+Json reach_json(const std::optional<ExchangeReach>& r) {
+  if (!r) return nullptr;
+  return {{"tier", r->tier}, {"top_k", r->top_k}, {"domains", r->domains}, {"distinct_domains", r->distinct}, {"once_to_each", r->once},
+          {"copies", r->copies}, {"copies_in_order", r->copies_in_order}, {"copies_by_load", r->copies_by_load}};
+}
+
 Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vector<Neighbour>& near, const Simulation& s, const Choice& sure) {
   Json changes = Json::array();
   for (const Neighbour& n : near)
@@ -152,7 +170,7 @@ Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vect
   Json idle = Json::array();
   for (std::size_t r = 0; r < s.idle.size(); ++r)
     idle.push_back({{"stage", s.job.ranks[r].stage}, {"busy_seconds", to_seconds(s.idle[r].busy).value}, {"bubble_seconds", to_seconds(s.idle[r].bubble).value}, {"waiting_seconds", times_json(s.idle[r].waiting)}});
-  return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)},
+  return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)}, {"exchange", reach_json(exchange_reach(loaded.problem, loaded.plan))},
               {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}, {"choice", choice_json(sure)}};
 }
 
@@ -169,7 +187,9 @@ Output run(const Context& context, const std::string& file) {
                      name_of(p.recompute), name_of(p.frozen_storage), schedule_text(p), short_count(f.tokens_per_second), percent(f.mfu));
   out += breakdown_text(context, loaded.problem, f);
   out += critical_path_text(context, s) + "\n" + idle_text(context, s, {}) + "\n";
-  out += wrapped("What binds: " + binding(loaded.problem, f) + ".", kWidth, 2) + "\n\n";
+  out += wrapped("What binds: " + binding(loaded.problem, f) + ".", kWidth, 2) + "\n";
+  if (const auto reach = exchange_reach(loaded.problem, loaded.plan)) out += wrapped(reach_text(*reach), kWidth, 2) + "\n";
+  out += "\n";
   std::vector<std::vector<std::string>> rows;
   for (const Neighbour& n : near)
     rows.push_back({fmt::format("{:+.1f} %", 100 * (n.forecast.tokens_per_second / f.tokens_per_second - 1)), human(n.forecast.memory_p95.peak()), n.change});

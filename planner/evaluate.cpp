@@ -64,6 +64,7 @@ Evaluator::~Evaluator() = default;
 
 void Evaluator::prepare(const Plan& plan) {
   shared_->load.prepare(plan);
+  shared_->experts.prepare(plan);
   std::vector<Block>& blocks = shared_->weights[weight_key(plan)];
   if (!blocks.empty()) return;
   for (const std::int32_t layer : shared_->example) blocks.push_back(slot_weights(shared_->problem, plan, layer));
@@ -220,7 +221,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   if (plan.schedule != Schedule::one_forward_one_backward) {
     Forecast out = forecast(plain(plan));
     const Shared& shared = state_->shared;
-    apply_schedule({shared.problem, shared.outline, shared.prices, shared.links, shared.load}, plan, out, state_->scheduled);
+    const Links links = links_of(shared, plan);
+    apply_schedule({shared.problem, shared.outline, shared.experts.of(plan), links, shared.load}, plan, out, state_->scheduled);
     finish(out, plan, shared.problem);
     return out;
   }

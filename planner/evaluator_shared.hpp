@@ -6,7 +6,7 @@
 
 #include "planner/evaluate.hpp"
 #include "planner/load_factors.hpp"
-#include "planner/price_memo.hpp"
+#include "planner/expert_prices.hpp"
 
 namespace moeplan {
 
@@ -35,11 +35,16 @@ struct Evaluator::Shared {
   std::map<WeightKey, std::vector<Block>> weights;   ///< per kind
   std::vector<double> flops;             ///< per kind: model flops of one sequence, from the uncut program
   std::vector<bool> plain;               ///< per kind: without routed experts
-  mutable PriceMemo memo{};
+  ExpertPrices experts{problem, prices};   ///< of calls, remembered
   mutable std::mutex mutex{};            ///< of what follows; each entry is filled once, by the first group that asks
   mutable std::map<KeptKey, std::vector<std::int64_t>> kept{}, kept_lately{};   ///< per kind, bytes at the balanced load; a search moves the second into the first between rounds, so that who reads it does not depend on threads
   mutable std::map<PlainKey, std::shared_ptr<PricedKind>> plain_kinds{};
 };
+
+/// Where a plan's experts lie, for the exchange.
+[[nodiscard]] inline Links links_of(const Evaluator::Shared& shared, const Plan& plan) {
+  return shared.links.placed(expert_places(shared.problem.model, plan.experts, plan.parallelism, shared.problem.cluster));
+}
 
 /// Lowers kind `id` under a group's plan and measures what it holds at the balanced load.
 void hold_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);

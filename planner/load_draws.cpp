@@ -79,6 +79,8 @@ class Draws {
     if (options.balanced && served_.placement == ExpertPlacement::contiguous) served_.placement = ExpertPlacement::balanced;
     served_.replicas += options.extra_slots;
     if (options.capacity_factor) served_.capacity_factor = options.capacity_factor;
+    prices_ = prices_.spread_as(load_spread(problem, served_, par));
+    links_ = links_.placed(expert_places(problem.model, served_, par, problem.cluster));
     place();
     lower_stages();
   }

@@ -11,4 +11,8 @@ namespace moeplan {
 /// alike: a uniform load, a model without experts. Throws InputError for a trace that does not fit the model.
 [[nodiscard]] std::vector<double> load_spread(const Problem& problem);
 
+/// The same of what a plan's exchange leaves: a capacity cuts the tail, rerouting fills those with room, padding makes all alike, copies of hot
+/// experts share their rows (then the values are those of slots).
+[[nodiscard]] std::vector<double> load_spread(const Problem& problem, const ExpertExchange& exchange, const Parallelism& parallelism);
+
 }  // namespace moeplan

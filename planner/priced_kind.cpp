@@ -44,19 +44,22 @@ std::array<Bytes, kMemoryCategories> grown(std::array<Bytes, kMemoryCategories> 
 
 /// What a kind is lowered and priced under.
 struct Setting {
+  Setting(const Evaluator::Shared& s, const Plan& p, std::size_t kind) : shared(s), plan(p), id(kind), links(links_of(s, p)) {}
+
   const Evaluator::Shared& shared;
   const Plan& plan;
   std::size_t id;
+  Links links;
 
   [[nodiscard]] Block lowered(double scale) const { return lower_slot_unnamed(shared.problem, plan, shared.outline, shared.example[id], scale); }
   /// `copied`: the block's column copies.
   [[nodiscard]] Estimate price(const BlockNode& node, double skew, const std::function<Bytes(const BlockNode&)>& copied) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) {
-      const Estimate e = shared.memo.price(shared.prices, *op);
+      const Estimate e = shared.experts.price(plan, *op);
       const Seconds copies = shared.prices.copies(copied(node));
       return {e.median + copies, e.low + copies, e.high + copies, e.basis};
     }
-    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return shared.links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
+    if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
     return shared.links.host_wait(group_shape(Group::expert, plan.parallelism));
   }
   /// A runtime's own copies of rows are not among what follows the load.

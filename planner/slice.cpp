@@ -48,8 +48,8 @@ class Pricing {
       : plan_(plan),
         program_(program),
         draw_(draw),
-        prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
-        links_(problem.cluster, problem.runtime) {}
+        prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem, plan.experts, plan.parallelism)),
+        links_(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, plan.parallelism, problem.cluster)) {}
 
   SliceForecast run(const Problem& problem) {
     for (const Instance& i : program_.instances) switch (i.phase) {

@@ -50,19 +50,7 @@ double scan_rounds(std::int64_t ranks, std::int64_t runs) { return std::ceil(std
 
 }  // namespace
 
-double distinct_domains(double experts, double top_k, double domains) {
-  if (domains <= 1 || experts <= 0 || top_k <= 0) return experts > 0 && top_k > 0 && domains > 0 ? 1 : 0;
-  const double elsewhere = experts - experts / domains;
-  double none = 1;  // probability that a given domain gets no expert of the token
-  for (double i = 0; i < top_k; ++i) none *= std::max(0.0, elsewhere - i) / std::max(1.0, experts - i);
-  return domains * (1 - none);
-}
-
-double distinct_groups(double experts, double top_k, double groups, double top_groups) {
-  return distinct_domains(experts * top_groups / groups, top_k, top_groups);
-}
-
-Links::Links(const ClusterSpec& cluster, const Runtime& runtime) : deduplicated_(runtime.deduplicated_dispatch), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare) {
+Links::Links(const ClusterSpec& cluster, const Runtime& runtime, const ExpertPlaces& places) : places_(places), deduplicated_(runtime.deduplicated_dispatch), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare) {
   if (cluster.tiers.empty() || cluster.tiers.size() > kMaxTiers)
     throw InputError(cluster.name + ": tiers", fmt::format("{} tiers", cluster.tiers.size()), fmt::format("give 1 to {}", kMaxTiers));
   for (const LinkTier& t : cluster.tiers) {
@@ -70,6 +58,12 @@ Links::Links(const ClusterSpec& cluster, const Runtime& runtime) : deduplicated_
     tier_[tiers_++] = {t.kind, t.span == 0 ? 1e9 : static_cast<double>(t.span), b, b * t.efficiency, b * t.all_to_all_efficiency, b * t.in_network_reduction,
                        t.latency.value, t.dispatch_latency.value};
   }
+}
+
+Links Links::placed(const ExpertPlaces& places) const {
+  Links out = *this;
+  out.places_ = places;
+  return out;
 }
 
 std::array<double, kMaxTiers> Links::members(GroupShape group) const {
@@ -99,7 +93,7 @@ TierBytes Links::bytes(const CommCall& call, GroupShape group) const {
           // Copies to distinct domains of the tier inside this one, those that leave the sender's own.
           const double rows = static_cast<double>(call.rows), tokens = static_cast<double>(call.tokens);
           // Direct: to each rank that holds one of its experts, whatever lies between.
-          const double copies = std::min(rows, tokens * distinct_domains(static_cast<double>(call.experts), rows / tokens, call.direct ? n : n / inner));
+          const double copies = std::min(rows, tokens * distinct_domains(static_cast<double>(call.experts), rows / tokens, call.direct ? n : n / inner, places_));
           out[t] = payload / rows * copies * (call.direct ? (m[t] - inner) / n : 1 - inner / m[t]);
         } else {
           out[t] = payload * (m[t] - inner) / n;

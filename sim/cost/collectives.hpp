@@ -8,6 +8,7 @@
 #include "core/spec/cluster.hpp"
 #include "core/spec/results.hpp"
 #include "core/spec/runtime.hpp"
+#include "sim/cost/expert_places.hpp"
 #include "sim/program/graph.hpp"
 
 namespace moeplan {
@@ -24,14 +25,6 @@ inline constexpr std::size_t kMaxTiers = 4;
 /// Bytes that one device sends over its link of each tier, inside out.
 using TierBytes = std::array<double, kMaxTiers>;
 
-/// Expected number of distinct domains, of `domains` equal ones, that the `top_k` distinct experts of a token fall on, under
-/// uniform routing: N (1 - C(E - E/N, k) / C(E, k)). E=256, k=8, N=8: 5.29. Within 1 % of real token traces even where expert
-/// loads are skewed. Source: DeepEP V2; checked on DeepSeek-V2-Lite traces of the ESFT repository.
-[[nodiscard]] double distinct_domains(double experts, double top_k, double domains);
-
-/// Same for `groups` of experts, each whole on one domain, where a token may use `top_groups` of them (DeepSeek-V3: 4 of 8 -> 3.63).
-[[nodiscard]] double distinct_groups(double experts, double top_k, double groups, double top_groups);
-
 /// Share of its isolated rate that an expert exchange keeps while compute runs beside it: 0.5-0.8, DeepSeek's production trace
 /// (H800, EP64: 26 and 34 GB/s against 50-51 isolated; github.com/deepseek-ai/profile-data).
 inline constexpr double kOverlappedExchangeRate = 0.65;
@@ -43,7 +36,11 @@ inline constexpr double kHostLinkShare = 0.87;
 /// Prices communication calls; built once per problem, const and thread-safe afterwards.
 class Links {
  public:
-  explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {});
+  /// `places`: where the experts of dispatch and combine lie.
+  explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {}, const ExpertPlaces& places = {});
+
+  /// The same links where experts lie elsewhere.
+  [[nodiscard]] Links placed(const ExpertPlaces& places) const;
 
   /// Time of one call of a group alone on its links. `skew`: busiest rank's received rows over the mean (sim/load); it stretches
   /// the transfer of dispatch and combine. A group of one costs nothing.
@@ -75,6 +72,7 @@ class Links {
 
   std::array<Tier, kMaxTiers> tier_{};
   std::size_t tiers_ = 0;
+  ExpertPlaces places_;
   bool deduplicated_;
   double launch_;
   double host_rate_;

@@ -80,7 +80,6 @@ struct Prices::Tables {
   };
   mutable std::mutex guard;   ///< of what follows from the samples and is kept because a search asks often
   mutable std::map<Shape, Curve> curves;
-  mutable std::map<std::pair<Shape, std::int64_t>, double> under_the_load;
 
   [[nodiscard]] static Shape shape_without_rows(const op::GroupedLinear& op, Wants wants, Pass pass) {
     const CallShape s = shape_of_rows(op, wants, 0);
@@ -88,8 +87,13 @@ struct Prices::Tables {
   }
 };
 
+/// Seconds of grouped products under the load's spread, by shape and rows; guarded as the tables are.
+struct Prices::UnderLoad {
+  std::map<std::pair<Tables::Shape, std::int64_t>, double> seconds;
+};
+
 Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime, std::vector<double> spread)
-    : device_(device), runtime_(runtime), spread_(std::move(spread)), launch_(runtime.launch_overhead.value) {
+    : device_(device), runtime_(runtime), spread_(std::move(spread)), launch_(runtime.launch_overhead.value), under_load_(std::make_shared<UnderLoad>()) {
   if (!device.peak.contains("bf16")) throw InputError(device.name + ": peak", "has no bf16", "give the dense bf16 rate");
   const DeviceSpec& measured_on = profile.device;
   same_device_ = measured_on.name == device.name;
@@ -118,6 +122,13 @@ Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Run
       if (!t.empty()) t.arrange();
   std::sort(tables->copies.begin(), tables->copies.end());
   tables_ = tables;
+}
+
+Prices Prices::spread_as(std::vector<double> spread) const {
+  Prices out = *this;
+  out.spread_ = std::move(spread);
+  out.under_load_ = std::make_shared<UnderLoad>();
+  return out;
 }
 
 /// By the measured copies: ln time over ln bytes between two of them, the edges' rate outside.
@@ -267,7 +278,7 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
   if (weight > 0) {
     for (const double each : rows) seconds += weight * curve.at(each);
   } else {
-    const auto [known, first] = tables_->under_the_load.try_emplace({shape, experts.rows}, 0.0);
+    const auto [known, first] = under_load_->seconds.try_emplace({shape, experts.rows}, 0.0);
     if (first)
       for (const double share : spread_) known->second += curve.at(share * static_cast<double>(experts.rows) / static_cast<double>(experts.experts)) / static_cast<double>(spread_.size());
     seconds = known->second;

@@ -29,6 +29,9 @@ class Prices {
   /// Throws InputError for a sample whose key is no call of the catalogue.
   Prices(const DeviceSpec& device, const DeviceProfile& profile, const Runtime& runtime, std::vector<double> spread = {});
 
+  /// The same where the rows of experts spread otherwise; what follows from the samples alone is shared.
+  [[nodiscard]] Prices spread_as(std::vector<double> spread) const;
+
   [[nodiscard]] Estimate price(const OpCall& call) const;
   /// Of a grouped product with these rows of each expert, whatever the call says; of other calls the same as without.
   [[nodiscard]] Estimate price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const;
@@ -48,6 +51,7 @@ class Prices {
 
  private:
   struct Tables;
+  struct UnderLoad;
   /// What the runtime's own form of a call does, where it differs from the catalogue's.
   struct Work {
     double flops = 0, bytes = 0;
@@ -68,6 +72,7 @@ class Prices {
   bool same_device_ = false, same_generation_ = false;
   double launch_ = 0;
   std::shared_ptr<const Tables> tables_;
+  std::shared_ptr<UnderLoad> under_load_;
 };
 
 }  // namespace moeplan

@@ -8,6 +8,7 @@
 
 #include "core/configs.hpp"
 #include "kernels/catalogue.hpp"
+#include "planner/expert_prices.hpp"
 #include "planner/load_spread.hpp"
 #include "planner/problem.hpp"
 #include "core/spec/profile_keys.hpp"
@@ -87,6 +88,49 @@ TEST(LoadSpread, experts_without_tokens_make_a_micro_batch_cheaper) {
   p.load.distribution = TraceLoad{{counts}};
   const Prices few(p.cluster.device, p.profile, p.runtime, load_spread(p)), even(p.cluster.device, p.profile, p.runtime);
   EXPECT_LT(few.price(c).median.value, even.price(c).median.value) << "an eighth of the weights is read";
+}
+
+// 128 experts, the first with 40 times the rows of the others: f = 128 x 40 / 167 = 30.7 of the mean, the rest 0.766.
+TEST(LoadSpread, is_what_the_exchange_leaves) {
+  Problem p = problem("h200", "moeplan");
+  std::vector<double> counts(128, 1.0);
+  counts[0] = 40;
+  p.load.distribution = TraceLoad{{counts}};
+  const Parallelism ep8{.ep = 8, .dp_shard = 8};
+  const auto spread = [&](const ExpertExchange& x) { return load_spread(p, x, ep8); };
+  EXPECT_NEAR(spread({}).back(), 128 * 40 / 167.0, 1e-9);
+  // Cut at twice the mean: 2 and 127 times 0.766, whose mean is 0.776.
+  const double rest = 128 / 167.0, mean = (2 + 127 * rest) / 128;
+  EXPECT_NEAR(spread({.capacity_factor = 2}).back(), 2 / mean, 1e-9);
+  EXPECT_NEAR(spread({.capacity_factor = 2}).front(), rest / mean, 1e-9);
+  // Rerouted rows fill the others up: nothing is lost, so the mean stays 1.
+  EXPECT_NEAR(spread({.capacity_factor = 2, .overflow = Overflow::reroute}).back(), 2, 1e-9);
+  EXPECT_NEAR(spread({.capacity_factor = 2, .overflow = Overflow::reroute}).front(), 126 / 127.0, 1e-9);
+  EXPECT_TRUE(spread({.capacity_factor = 2, .pad = true}).empty()) << "all alike";
+  // 8 copies more, all of the hot expert: nine slots of 40 / 9 of 136 slots' 167.
+  EXPECT_NEAR(spread({.replicas = 8, .placement = ExpertPlacement::balanced}).back(), 40 / 9.0 * 136 / 167, 1e-9);
+  EXPECT_EQ(spread({.placement = ExpertPlacement::balanced}), spread({})) << "experts lie elsewhere and are as many";
+}
+
+// What a capacity does to a plan's grouped products: the same rows in fewer large pieces take as long as the curve over rows says.
+TEST(LoadSpread, sets_the_price_of_a_plans_experts) {
+  Problem p = problem("h200", "moeplan");
+  std::vector<double> counts(128, 0.0);
+  std::fill(counts.begin(), counts.begin() + 16, 1.0);
+  p.load.distribution = TraceLoad{{counts}};
+  Plan few, full;
+  few.parallelism = full.parallelism = {.ep = 8, .dp_shard = 8};
+  full.experts.capacity_factor = 1.0, full.experts.pad = true;
+  const Prices plain(p.cluster.device, p.profile, p.runtime, load_spread(p));
+  ExpertPrices prices(p, plain);
+  prices.prepare(few);
+  prices.prepare(full);
+  const OpCall c = parse_key("grouped_linear rows=32768 experts=128 in=2048 out=1536 forward").value();
+  EXPECT_EQ(prices.price(few, c).median.value, plain.price(c).median.value);
+  const double alike = Prices(p.cluster.device, p.profile, p.runtime).price(c).median.value;
+  EXPECT_EQ(prices.price(full, c).median.value, alike);
+  EXPECT_NEAR(plain.spread_as({1.0}).price(c).median.value, alike, 1e-6 * alike);
+  EXPECT_LT(prices.price(few, c).median.value, prices.price(full, c).median.value);
 }
 
 }  // namespace

@@ -52,7 +52,6 @@ TEST(DistinctDomains, closed_form_values) {
   EXPECT_NEAR(distinct_domains(64, 6, 64), 6, 1e-9) << "an expert per domain: no two coincide";
   EXPECT_NEAR(distinct_domains(8, 2, 2), 2 * (1 - 4.0 / 8 * 3 / 7), 1e-12) << "1.571 by hand";
   EXPECT_EQ(distinct_domains(256, 8, 1), 1);
-  EXPECT_NEAR(distinct_groups(256, 8, 8, 4), 3.63, 0.005) << "DeepSeek-V3: top 4 of 8 groups";
 }
 
 // BL-043: a fixed group costs the same on a larger cluster; one that grows with the cluster moves 2 (n - 1) / n of the bytes.
@@ -90,6 +89,20 @@ TEST(Traffic, a_token_crosses_to_a_node_once) {
   const TierBytes raw = Links(cluster("64xh200"), plain).bytes(exchange(Collective::dispatch, 1000, 8, 100), {64, 1});
   EXPECT_DOUBLE_EQ(raw[1], 1000 * 8 * 100 * 56 / 64.0);
   EXPECT_DOUBLE_EQ(raw[0], 1000 * 8 * 100 * 7 / 64.0);
+}
+
+TEST(Traffic, groups_whole_on_nodes_lower_what_crosses_the_fabric) {
+  const CommCall c = exchange(Collective::dispatch, 1000, 8, 100);
+  const Links order(cluster("64xh200"), {}, {.groups = 8, .top_groups = 4}), load = order.placed({.groups = 8, .top_groups = 4, .runs = 1});
+  EXPECT_NEAR(order.bytes(c, {64, 1})[1], 1000 * 3.63 * 7 / 8 * 100, 500);
+  EXPECT_NEAR(load.bytes(c, {64, 1})[1], 1000 * 5.295 * 7 / 8 * 100, 50) << "experts of a group lie everywhere";
+  EXPECT_NEAR(order.price(c, {64, 1}).median.value - load.price(c, {64, 1}).median.value, (order.bytes(c, {64, 1})[1] - load.bytes(c, {64, 1})[1]) / order.rate(1, true), 1e-12);
+  CommCall direct = c;
+  direct.direct = true;
+  EXPECT_GT(order.bytes(direct, {64, 1})[1], order.bytes(c, {64, 1})[1]) << "once to each rank";
+  Runtime plain;
+  plain.deduplicated_dispatch = false;
+  EXPECT_EQ(Links(cluster("64xh200"), plain, {.groups = 8, .top_groups = 4}).bytes(c, {64, 1}), Links(cluster("64xh200"), plain).bytes(c, {64, 1})) << "every copy travels, wherever it goes";
 }
 
 TEST(Collectives, protocol_switches_where_nccl_switches_on_eight_h100) {
