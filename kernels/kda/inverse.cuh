@@ -56,17 +56,14 @@ __device__ __forceinline__ void store_16(float* out, const float (&c)[2][4]) {
   }
 }
 
-/// In place: (I + L)^-1, lower triangle, by warps 0 to 3; the block's other warps only take part in the barriers. A named barrier of the four
-/// would do, but compute-sanitizer's racecheck loses the order of later block barriers behind it (docs/kernels.md), and the others have
-/// nothing to do meanwhile.
+/// In place: (I + L)^-1, lower triangle, by warps 0 to 3; the block's other warps only take part in the barriers, the
+/// same ones, as synccheck asks. A named barrier of the four would do, but compute-sanitizer's racecheck loses the
+/// order of later block barriers behind it (docs/kernels.md), and the others have nothing to do meanwhile.
 __device__ __forceinline__ void invert_64(float* l) {
   const int warp = threadIdx.x >> 5;
-  if (warp >= 4) {
-    for (int barrier = 0; barrier < 5; ++barrier) __syncthreads();
-    return;
-  }
+  const bool works = warp < 4;
   const auto at = [&](int i, int j) { return l + 16 * i * l_stride + 16 * j; };
-  invert_16(at(warp, warp));
+  if (works) invert_16(at(warp, warp));
   __syncthreads();
   if (warp < 2) {  // the 32 x 32 diagonal blocks
     const int i = 2 * warp + 1, j = 2 * warp;
@@ -82,13 +79,15 @@ __device__ __forceinline__ void invert_64(float* l) {
   __syncthreads();
   const int i = 2 + (warp >> 1), j = warp & 1;  // the 32 x 32 block below the diagonal
   float x[2][4] = {}, y[2][4] = {};
-  for (int m = j; m < 2; ++m) multiply_16(x, at(i, m), at(m, j), 1.0f);
+  if (works)
+    for (int m = j; m < 2; ++m) multiply_16(x, at(i, m), at(m, j), 1.0f);
   __syncthreads();
-  store_16(at(i, j), x);
+  if (works) store_16(at(i, j), x);
   __syncthreads();
-  for (int m = 2; m <= i; ++m) multiply_16(y, at(i, m), at(m, j), -1.0f);
+  if (works)
+    for (int m = 2; m <= i; ++m) multiply_16(y, at(i, m), at(m, j), -1.0f);
   __syncthreads();
-  store_16(at(i, j), y);
+  if (works) store_16(at(i, j), y);
 }
 
 }  // namespace moeplan::kernels::kda

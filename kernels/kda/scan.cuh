@@ -96,6 +96,9 @@ __device__ __forceinline__ std::int64_t state_offset(const Launch& launch, bool 
 template <int groups>
 inline constexpr int scan_threads = groups == 2 ? 384 : 160;
 
+/// Every consumer thread says itself that it is through with a stage. One lane a warp behind a __syncwarp would do as
+/// well and is as fast, but compute-sanitizer's racecheck does not count the other lanes' reads as over
+/// (docs/kernels.md).
 template <int stages>
 struct Pipeline {
   ptx::Barrier full[stages], empty[stages];

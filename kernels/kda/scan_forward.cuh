@@ -37,7 +37,7 @@ __device__ __forceinline__ void forward_scan(const Launch& launch, const ScanSta
   const int first_slice = slice_block * groups;
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s)
-      ptx::barrier_init(&pipe.full[s], 1), ptx::barrier_init(&pipe.empty[s], groups * 4);
+      ptx::barrier_init(&pipe.full[s], 1), ptx::barrier_init(&pipe.empty[s], groups * 128);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -109,8 +109,7 @@ __device__ __forceinline__ void forward_scan(const Launch& launch, const ScanSta
       }
       ptx::fence_async_shared();
     }
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&pipe.empty[previous_stage]);
+    ptx::barrier_arrive(&pipe.empty[previous_stage]);
   };
 
   for (int c = 0; c < segment.chunks; ++c) {
@@ -154,7 +153,10 @@ __device__ __forceinline__ void forward_scan(const Launch& launch, const ScanSta
     ptx::wgmma_wait<1>();  // true already; ptxas sees from it that s and o are not in flight, else it waits for n here
     if constexpr (S::out) ptx::wgmma_touch(o);
     ptx::wgmma_touch(s);
-    if (c > 0) finish_previous();
+    if (c > 0)
+      finish_previous();
+    else if constexpr (S::out)  // all have read U before the next round writes over it; later ones wait in there
+      ptx::named_barrier(1 + group, 128);
     decay_state<D>(s, reinterpret_cast<const float*>(shared + ring.stage * S::bytes + S::gamma));
     ptx::wgmma_touch(s);
     // Nothing else is in flight here: ptxas serialises every wgmma of a kernel in which accumulators are touched by

@@ -34,7 +34,7 @@ __device__ __forceinline__ void reverse_scan(const Launch& launch, const ScanSta
   const int first_slice = slice_block * groups, lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
     for (int s = 0; s < S::stages; ++s)
-      ptx::barrier_init(&pipe.full[s], 33), ptx::barrier_init(&pipe.empty[s], groups * 4);
+      ptx::barrier_init(&pipe.full[s], 33), ptx::barrier_init(&pipe.empty[s], groups * 128);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -152,8 +152,7 @@ __device__ __forceinline__ void reverse_scan(const Launch& launch, const ScanSta
     keep_alive(a);
     keep_alive(n_fragments);
     keep_alive(d_out);
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&pipe.empty[ring.stage]);
+    ptx::barrier_arrive(&pipe.empty[ring.stage]);
     ring.advance();
   }
   if (states.end != nullptr && (!states.by_sequence_out || (segment.position & 1)))
