@@ -76,38 +76,21 @@ i64 scratch(const op::Compress& op, Pass pass, Wants wants) {
   return trains(op, pass, wants) && op.gated ? 4 * 64 * op.ratio * (op.overlap ? 2 : 1) * op.width : 0;
 }
 
-/// Chunks' factors and states, heads in groups below a limit; long sequences of few heads are cut into segments. kernels/kda/kda.cu has
-/// the cut, kernels/kda/layout.cuh the record.
+/// The kernels' own cut (kernels/kda/scratch.hpp), and boundaries where equal lengths end in a short one.
 i64 scratch(const op::Kda& op, Pass pass, Wants wants) {
-  constexpr i64 limit = kernels::kda::kScratchLimit, chunk = 64, panel = 64 * 128;
+  namespace kda = kernels::kda;
   const bool backward = pass == Pass::backward, known = op.head_dim == 64 || op.head_dim == 128;
   if (op.tokens == 0 || !known || op.heads > 128 || (op.bounded && op.lower_bound >= 0)) return 0;
   if (backward && wants == Wants{false, false}) return 0;
-  const i64 d = op.head_dim;
-  const i64 sequences =
-      op.packed_sequences ? op.packed_sequences : std::max<i64>(1, ceil_of(op.tokens, op.sequence_length));
-  const i64 chunks = std::max<i64>((op.tokens + (chunk - 1) * sequences) / chunk, 1);
-  const i64 cuts = 132 / (sequences * op.heads * (d / 64)), each = chunks / sequences;
-  const i64 segment = cuts < 6 || each < 48 ? i64{1} << 30 : std::max<i64>(8, ceil_of(each, cuts));
-  const bool segmented = segment < chunks;
-  const i64 segments = sequences + (segmented ? chunks / segment : 0);
-  const i64 record = d / 64 * 4 * panel + panel + 4 * d + (backward ? panel : 0);
-  const auto taken = [&](i64 heads) {
-    i64 sum = 0;
-    const auto take = [&](i64 bytes) { sum += ceil_of(bytes, 1024) * 1024; };
-    take(16 * chunks), take(16 * segments), take(4 * (sequences + 1)), take(4 * (sequences + 1));
-    const i64 tiles = chunks * heads, states = segmented ? segments * heads * d * d * 4 : 0;
-    take(tiles * record);
-    for (int i = 0; i < 3; ++i) take(states);
-    if (!backward) return sum;
-    take(tiles * 2 * d * d), take(tiles * 2 * d * d), take(tiles * 128 * d), take(tiles * 8 * d), take(states);
-    return sum;
-  };
-  i64 groups = 1, total = 0;
-  do total = taken(ceil_of(op.heads, groups++));
-  while (total > limit && groups <= op.heads);
+  const kda::Dims dims{.tokens = op.tokens,
+                       .heads = static_cast<int>(op.heads),
+                       .head_dim = static_cast<int>(op.head_dim),
+                       .sequences = op.packed_sequences ? op.packed_sequences
+                                                        : std::max<i64>(1, ceil_of(op.tokens, op.sequence_length))};
+  const kda::Options options{.workspace_limit = static_cast<std::size_t>(kda::scratch_limit(dims))};
   const bool uneven = op.packed_sequences == 0 && op.tokens % op.sequence_length != 0;
-  return total + (uneven ? padded(8 * (sequences + 1)) : 0);
+  return kda::cut_of(dims, options, backward ? kda::Pass::backward : kda::Pass::forward).total +
+         (uneven ? padded(8 * (dims.sequences + 1)) : 0);
 }
 
 /// Keys, queries and a gate as wide as KDA's, which does the rest.

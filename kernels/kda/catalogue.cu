@@ -18,12 +18,12 @@ kda::Dims dims_of(const op::Kda& op) {
   const i64 sequences = op.packed_sequences ? op.packed_sequences : std::max<i64>(1, (op.tokens + op.sequence_length - 1) / op.sequence_length);
   return {.tokens = op.tokens, .heads = static_cast<int>(op.heads), .head_dim = static_cast<int>(op.head_dim), .sequences = sequences};
 }
-constexpr kda::Options options{.workspace_limit = static_cast<std::size_t>(kda::kScratchLimit)};
+kda::Options options_of(const op::Kda& op) { return {.workspace_limit = static_cast<std::size_t>(kda::scratch_limit(dims_of(op)))}; }
 
 bool uneven(const op::Kda& op) { return op.packed_sequences == 0 && op.tokens % op.sequence_length != 0; }
 i64 boundary_bytes(const op::Kda& op) { return uneven(op) ? aligned_bytes(8 * (dims_of(op).sequences + 1)) : 0; }
 i64 kernel_bytes(const op::Kda& op, Pass pass) {
-  return static_cast<i64>(kda::workspace_bytes(dims_of(op), options, pass == Pass::forward ? kda::Pass::forward : kda::Pass::backward));
+  return static_cast<i64>(kda::workspace_bytes(dims_of(op), options_of(op), pass == Pass::forward ? kda::Pass::forward : kda::Pass::backward));
 }
 
 __global__ void __launch_bounds__(256) equal_boundaries(i64 tokens, i64 length, i64 sequences, i64* starts) {
@@ -37,7 +37,7 @@ kda::Forward inputs(const op::Kda& op, const Frame& f) {
     require_aligned(op.kind, {p});
     return reinterpret_cast<const kda::Bf16*>(p);
   };
-  kda::Forward in{.dims = dims_of(op), .gate_form = {op.bounded ? kda::GateForm::bounded : kda::GateForm::softplus, static_cast<float>(op.lower_bound)}, .options = options};
+  kda::Forward in{.dims = dims_of(op), .gate_form = {op.bounded ? kda::GateForm::bounded : kda::GateForm::softplus, static_cast<float>(op.lower_bound)}, .options = options_of(op)};
   in.q = bits("q"), in.k = bits("k"), in.v = bits("v"), in.gate = bits("gate");
   in.beta = f["beta"].as<float>(), in.a_log = f["a_log"].as<float>(), in.dt_bias = f["dt_bias"].as<float>();
   in.cu_seqlens = op.packed_sequences ? f["starts"].as<i64>() : nullptr;

@@ -1,13 +1,12 @@
 /// \file
-/// The host side: how a call is cut into head groups and segments, where its scratch lies, and which kernels it queues.
-#include "kernels/kda/launch.hpp"
-
+/// The host side: which kernels a call queues, part by part (scratch.hpp has the parts and where the scratch lies).
 #include <algorithm>
+
+#include "kernels/kda/launch.hpp"
+#include "kernels/kda/scratch.hpp"
 
 namespace moeplan::kernels::kda {
 namespace {
-
-constexpr std::int64_t whole_sequence = std::int64_t{1} << 30;
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw UnsupportedShape("kda: " + message);
@@ -24,68 +23,19 @@ void require_contract(const Dims& dims) {
           "more than 2^31 blocks; split the batch");
 }
 
-/// How a call is cut, and the byte offsets of its scratch.
-struct Cut {
-  int max_chunks, max_segments, group_heads;
-  std::int64_t segment_chunks, record_bytes;
-  bool segmented;
-  std::size_t chunks, segments, chunk_offsets, segment_offsets, records, states, d_states, d_n, partials, maps, ends,
-      begins, d_begins, total;
-};
-
-std::int64_t segment_length(const Dims& dims, const Options& options, std::int64_t max_chunks) {
-  if (options.segment_chunks > 0) return std::min(options.segment_chunks, whole_sequence);
-  // Scans with fewer warpgroups than the card has multiprocessors are cut; the affine pass triples their work, so
-  // that it pays only where at least six segments can run beside each other.
-  const std::int64_t items = dims.sequences * dims.heads * (dims.head_dim / 64), cuts = 132 / items;
-  const std::int64_t chunks = max_chunks / dims.sequences;
-  if (cuts < 6 || chunks < 48) return whole_sequence;
-  return std::max<std::int64_t>(8, (chunks + cuts - 1) / cuts);
+static_assert(sizeof(Chunk) == 16 && sizeof(Segment) == 16, "scratch.hpp counts 16 bytes each");
+template <int D>
+constexpr std::int64_t counted(Pass pass) {
+  return cut_of({.tokens = 64, .heads = 1, .head_dim = D}, {}, pass).record_bytes;
 }
+static_assert(counted<64>(Pass::forward) == Record<64>::forward_bytes);
+static_assert(counted<64>(Pass::backward) == Record<64>::backward_bytes);
+static_assert(counted<128>(Pass::forward) == Record<128>::forward_bytes);
+static_assert(counted<128>(Pass::backward) == Record<128>::backward_bytes);
 
 Cut cut(const Dims& dims, const Options& options, Pass pass) {
   require_contract(dims);
-  const bool backward = pass == Pass::backward;
-  Cut c{};
-  const std::int64_t d = dims.head_dim, most = (dims.tokens + 63 * dims.sequences) / 64;
-  c.max_chunks = static_cast<int>(std::max<std::int64_t>(most, 1));
-  c.segment_chunks = segment_length(dims, options, c.max_chunks);
-  c.segmented = c.segment_chunks < c.max_chunks;
-  c.max_segments = static_cast<int>(dims.sequences + (c.segmented ? c.max_chunks / c.segment_chunks : 0));
-  c.record_bytes = d == 128 ? (backward ? Record<128>::backward_bytes : Record<128>::forward_bytes)
-                            : (backward ? Record<64>::backward_bytes : Record<64>::forward_bytes);
-  const auto lay_out = [&](std::int64_t heads) {
-    std::size_t at = 0;
-    const auto take = [&](std::int64_t bytes) {
-      const std::size_t here = at;
-      at += (static_cast<std::size_t>(bytes) + 1023) / 1024 * 1024;
-      return here;
-    };
-    c.chunks = take(std::int64_t{c.max_chunks} * std::int64_t{sizeof(Chunk)});
-    c.segments = take(std::int64_t{c.max_segments} * std::int64_t{sizeof(Segment)});
-    c.chunk_offsets = take((dims.sequences + 1) * 4);
-    c.segment_offsets = take((dims.sequences + 1) * 4);
-    const std::int64_t tiles = c.max_chunks * heads, states = c.segmented ? c.max_segments * heads * d * d * 4 : 0;
-    c.records = take(tiles * c.record_bytes);
-    c.maps = take(states);
-    c.ends = take(states);
-    c.begins = take(states);
-    if (backward) {
-      c.states = take(tiles * 2 * d * d);
-      c.d_states = take(tiles * 2 * d * d);
-      c.d_n = take(tiles * 128 * d);
-      c.partials = take(tiles * 2 * d * 4);
-      c.d_begins = take(states);
-    }
-    return at;
-  };
-  int groups = 1;
-  do {
-    c.group_heads = (dims.heads + groups - 1) / groups;
-    c.total = lay_out(c.group_heads);
-    ++groups;
-  } while (options.workspace_limit != 0 && c.total > options.workspace_limit && groups <= dims.heads);
-  return c;
+  return cut_of(dims, options, pass);
 }
 
 Launch make_launch(const Forward& call, const Cut& c) {
@@ -101,7 +51,7 @@ Launch make_launch(const Forward& call, const Cut& c) {
   launch.segments = reinterpret_cast<Segment*>(base + c.segments);
   launch.chunk_offsets = reinterpret_cast<int*>(base + c.chunk_offsets);
   launch.segment_offsets = reinterpret_cast<int*>(base + c.segment_offsets);
-  launch.max_chunks = c.max_chunks, launch.max_segments = c.max_segments;
+  launch.max_chunks = static_cast<int>(c.max_chunks), launch.max_segments = static_cast<int>(c.max_segments);
   launch.records = base + c.records;
   launch.record_bytes = c.record_bytes;
   return launch;
@@ -129,7 +79,28 @@ void tables_of(const Launch& launch, const Forward& call, const Cut& c, cudaStre
                .segments = const_cast<Segment*>(launch.segments),
                .chunk_offsets = const_cast<int*>(launch.chunk_offsets),
                .segment_offsets = const_cast<int*>(launch.segment_offsets)},
-              call.cu_seqlens, call.dims, c.segment_chunks, c.max_chunks, c.max_segments, stream);
+              call.cu_seqlens, call.dims, c.segment_chunks, launch.max_chunks, launch.max_segments, stream);
+}
+
+void take_group(Launch& launch, const Cut& c, std::int64_t group) {
+  launch.first_head = c.first(group, launch.heads);
+  launch.group_heads = c.first(group + 1, launch.heads) - launch.first_head;
+}
+
+/// The chunks of a slab alone, and what its scan walks of each sequence.
+void take_slab(Launch& launch, const Forward& call, const Cut& c, std::int64_t slab, cudaStream_t stream) {
+  const std::int64_t first = slab * c.slab_chunks;
+  auto* segments = reinterpret_cast<Segment*>(static_cast<char*>(call.workspace) + c.slab_segments);
+  launch.max_chunks = static_cast<int>(std::clamp<std::int64_t>(c.max_chunks - first, 0, c.slab_chunks));
+  clip_segments(launch.segments, segments, launch.max_segments, static_cast<int>(first), launch.max_chunks, stream);
+  launch.chunks += first, launch.segments = segments;
+}
+
+/// States between slabs: two buffers, for where one sequence ends that came in another may go out.
+void carry(ScanStates& states, const Forward& call, const Cut& c, std::int64_t slab) {
+  auto* buffers = reinterpret_cast<float*>(static_cast<char*>(call.workspace) + c.carried);
+  const std::int64_t d = call.dims.head_dim, size = c.group_heads * d * d;
+  states.carried_in = buffers + slab % 2 * size, states.carried_out = buffers + (slab + 1) % 2 * size;
 }
 
 struct SegmentStates {
@@ -154,7 +125,7 @@ ScanStates states_before(const Launch& launch, const Forward& call, const Cut& c
 }  // namespace
 
 std::size_t workspace_bytes(const Dims& dims, const Options& options, Pass pass) {
-  return cut(dims, options, pass).total;
+  return static_cast<std::size_t>(cut(dims, options, pass).total);
 }
 
 void forward(const Forward& call, StreamHandle stream) {
@@ -163,13 +134,18 @@ void forward(const Forward& call, StreamHandle stream) {
   require(call.out != nullptr, "out is null");
   Launch launch = make_launch(call, c);
   tables_of(launch, call, c, stream);
-  for (int head = 0; head < call.dims.heads; head += c.group_heads) {
-    launch.first_head = head;
-    launch.group_heads = std::min(c.group_heads, call.dims.heads - head);
-    prepare(launch, call.dims.head_dim, false, stream);
-    ScanStates states = states_before(launch, call, c, stream);
-    states.end = call.final_state, states.by_sequence_out = true;
-    scan_forward(launch, call.dims.head_dim, ScanKind::output, states, stream);
+  for (std::int64_t group = 0; group < c.groups; ++group) {
+    take_group(launch, c, group);
+    for (std::int64_t slab = 0; slab < c.slabs; ++slab) {
+      Launch part = launch;
+      if (c.slabs > 1) take_slab(part, call, c, slab, stream);
+      if (part.max_chunks == 0) break;
+      prepare(part, call.dims.head_dim, false, stream);
+      ScanStates states = states_before(part, call, c, stream);
+      states.end = call.final_state, states.by_sequence_out = true;
+      if (c.slabs > 1) carry(states, call, c, slab);
+      scan_forward(part, call.dims.head_dim, ScanKind::output, states, stream);
+    }
   }
 }
 
@@ -187,9 +163,8 @@ void backward(const Backward& call, StreamHandle stream) {
   launch.states = base + c.states, launch.d_states = base + c.d_states, launch.d_n = base + c.d_n;
   launch.parameter_partials = reinterpret_cast<float*>(base + c.partials);
   tables_of(launch, in, c, stream);
-  for (int head = 0; head < in.dims.heads; head += c.group_heads) {
-    launch.first_head = head;
-    launch.group_heads = std::min(c.group_heads, in.dims.heads - head);
+  for (std::int64_t group = 0; group < c.groups; ++group) {
+    take_group(launch, c, group);
     prepare(launch, d, true, stream);
     const ScanStates before = states_before(launch, in, c, stream);
     ScanStates states{.begin = call.d_final_state, .by_sequence_in = true};

@@ -43,7 +43,7 @@ struct Dims {
 
 /// How the work is cut. Results of different cuts agree to rounding.
 struct Options {
-  /// Most scratch bytes a call may use; 0 is no limit. Heads are then worked on in groups, one after the other.
+  /// Most scratch bytes a call may use; 0 is no limit. What does not fit is worked on in parts, one after the other (scratch.hpp).
   std::size_t workspace_limit = 0;
   /// Chunks of 64 tokens per segment of a sequence scanned in parallel and joined by exact affine composition;
   /// 0 lets the library decide, a value past the longest sequence turns segments off.

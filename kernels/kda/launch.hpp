@@ -18,6 +18,10 @@ struct Tables {
 void make_tables(const Tables& tables, const std::int64_t* cu_seqlens, const Dims& dims, std::int64_t segment_chunks,
                  int max_chunks, int max_segments, cudaStream_t stream);
 
+/// `to`: what lies of each of the `count` segments in the chunks [first, first + chunks), counted from `first`;
+/// sequences without tokens lie in the first chunks.
+void clip_segments(const Segment* from, Segment* to, int count, int first, int chunks, cudaStream_t stream);
+
 /// Writes the records; with `keep_t` also T.
 void prepare(const Launch& launch, int head_dim, bool keep_t, cudaStream_t stream);
 
@@ -33,6 +37,10 @@ struct ScanStates {
   float* end = nullptr;          ///< state after it; may be null
   float* map = nullptr;          ///< M of each segment, for ScanKind::affine
   bool by_sequence_in = false, by_sequence_out = false;  ///< indexed [sequences, heads] (whole tensors) instead
+  // Of the sequence that began before these chunks, and of the one that goes on after them [group heads, D, D]; output
+  // scan, null: none.
+  const float* carried_in = nullptr;
+  float* carried_out = nullptr;
 };
 
 /// ScanKind::output or affine; the other two run in scan_both_ways.

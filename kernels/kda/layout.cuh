@@ -64,8 +64,6 @@ struct Launch {
   int max_chunks, max_segments;
   char* records;
   std::int64_t record_bytes;
-  // Per-segment states fp32 [segments, group_heads, D, D]: what a scan starts from and what it ends with.
-  const float *state_in, *state_out_of_sequence;
   // Backward: per (chunk, head) images.
   char *states, *d_states;    ///< S_0^T and dS_C^T: [D values][D keys]
   char* d_n;                  ///< dN [64 tokens][D]; N replaces `u` in the record

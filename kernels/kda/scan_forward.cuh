@@ -78,6 +78,8 @@ __device__ __forceinline__ void forward_scan(const Launch& launch, const ScanSta
     const int row = first_value + 16 * (thread >> 5) + (lane >> 2), column = 2 * (lane & 3);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) s[i] = 8 * (i >> 2) + column + (i & 1) == row + (i & 2) * 4 ? 1.0f : 0.0f;
+  } else if (S::out && states.carried_in != nullptr && (segment.position & 1) == 0) {
+    move_state<D, true>(s, states.carried_in + group_head * D * D, first_value);
   } else if (kind != ScanKind::affine && states.begin != nullptr) {
     move_state<D, true>(
         s, states.begin + state_offset<D>(launch, states.by_sequence_in, segment_index, segment.sequence, group_head),
@@ -207,7 +209,9 @@ __device__ __forceinline__ void forward_scan(const Launch& launch, const ScanSta
     finish_previous();
   }
   float* end = is_map ? states.map : states.end;
-  if (end != nullptr && (!states.by_sequence_out || (segment.position & 2)))
+  if (S::out && states.carried_out != nullptr && (segment.position & 2) == 0)
+    move_state<D, false>(s, states.carried_out + group_head * D * D, first_value);
+  else if (end != nullptr && (!states.by_sequence_out || (segment.position & 2)))
     move_state<D, false>(
         s, end + state_offset<D>(launch, states.by_sequence_out, segment_index, segment.sequence, group_head),
         first_value);

@@ -84,6 +84,22 @@ __global__ void fill_tables(Tables tables, const std::int64_t* cu, std::int64_t 
   }
 }
 
+__global__ void clip(const Segment* from, Segment* to, int count, int first, int chunks) {
+  const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (index >= count) return;
+  Segment segment = from[index];
+  if (segment.chunks > 0) {
+    const int end = segment.first_chunk + segment.chunks, begin_here = max(segment.first_chunk, first),
+              end_here = min(end, first + chunks);
+    segment.position = (begin_here == segment.first_chunk ? 1 : 0) | (end_here == end ? 2 : 0);
+    segment.first_chunk = begin_here - first, segment.chunks = end_here - begin_here;
+    if (segment.chunks <= 0) segment.sequence = -1;
+  } else if (first > 0) {
+    segment.sequence = -1;
+  }
+  to[index] = segment;
+}
+
 constexpr int join_threads = 512;
 template <int D>
 constexpr int join_stride =
@@ -204,6 +220,11 @@ void make_tables(const Tables& tables, const std::int64_t* cu_seqlens, const Dim
   fill_tables<<<(most + 255) / 256, 256, 0, stream>>>(tables, cu_seqlens, dims.tokens, dims.sequences, segment_chunks,
                                                       max_chunks, max_segments);
   check_launch("kda fill tables", "chunks<=" + std::to_string(max_chunks));
+}
+
+void clip_segments(const Segment* from, Segment* to, int count, int first, int chunks, cudaStream_t stream) {
+  clip<<<(count + 255) / 256, 256, 0, stream>>>(from, to, count, first, chunks);
+  check_launch("kda clip segments", "chunks from " + std::to_string(first));
 }
 
 void join_segments(const Launch& launch, int head_dim, bool reversed, const float* map, const float* end,
