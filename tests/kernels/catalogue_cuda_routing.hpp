@@ -38,7 +38,7 @@ inline std::vector<Op> expert_cases() {
           GroupedLinear{65, 2, 72, 40, true, DType::mxfp4, lora, 8, false, 0.5}, GroupedLinear{33, 3, 96, 40, false, DType::int4, lora, 8, true, 1}, GroupedLinear{40, 2, 264, 24, true, DType::int8},
           Kda{.tokens = 130, .sequence_length = 65, .heads = 2, .head_dim = 128}, Kda{.tokens = 200, .sequence_length = 77, .heads = 1, .head_dim = 64, .bounded = true, .training = full},
           Kda{.tokens = 300, .sequence_length = 300, .heads = 3, .head_dim = 128, .packed_sequences = 3, .training = full}, Kda{.tokens = 1, .sequence_length = 1, .heads = 1, .head_dim = 64},
-          Kda{.tokens = 0, .sequence_length = 4, .heads = 2, .head_dim = 64, .training = full}, Kda{.tokens = 3200, .sequence_length = 3200, .heads = 1, .head_dim = 64, .bounded = true}};
+          Kda{.tokens = 0, .sequence_length = 4, .heads = 2, .head_dim = 64, .training = full}, Kda{.tokens = 4096, .sequence_length = 4096, .heads = 1, .head_dim = 64, .bounded = true}};
 }
 
 /// What a call is told besides its operands, on both sides.
