@@ -97,6 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
         ParityCase{
             "minimax_m3_blocks_cp2", "minimax/minimax-m3.json", true, {.cp = 2}, Recompute::selective, 1, f1b, 16},
         ParityCase{"k3_cp4_tp2", k3, false, {.tp = 2, .cp = 4}, Recompute::full, 1, f1b, 32},
+        ParityCase{"k3_cp8", k3, false, {.cp = 8}, Recompute::none, 1, f1b, 64},
         ParityCase{"qwen3_next_cp2_pp2",
                    "qwen/qwen3-next-80b-a3b.json",
                    false,
