@@ -366,11 +366,15 @@ Case convert(const Row& row, const Library& library) {
   if (sharding == Sharding::full && contains(row.precision.value_or(""), "with bf16 autocast") &&
       contains(row.method.value_or(""), "full"))
     runtime.master_weights = true, runtime.gradient = runtime.reduce = runtime.moment = DType::f32;
-  // With adapters under FSDP the residual stream, and so what is checkpointed, is fp32 (PEFT's casts; seen in
-  // fms-acceleration's FSDP rows).
+  // FSDP registers the resharding of frozen weights as a hook on the gradients of a layer's inputs, and holds it to the
+  // end of the backward pass (torch/distributed/fsdp/_runtime_utils.py, _register_post_backward_reshard_only_hook). Under
+  // reentrant checkpointing those inputs are leaves, so their accumulators stay, with each checkpoint and its gradient.
   if (contains(runtime.name, "hf") && sharding == Sharding::full && *row.gpus > 1 &&
       contains(row.method.value_or(""), "lora"))
-    runtime.kept["stream"] = 2;
+    runtime.kept["held_checkpoint"] = 1;
+  // Without autocast pairs in fp32 multiply in fp32, and what dropout leaves stays fp32.
+  if (runtime.traffic.contains("wide_pair") && contains(row.precision.value_or(""), "no autocast"))
+    runtime.traffic["wide_pair"] = 2, runtime.kept["dropped_input"] = 5;
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
   if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;

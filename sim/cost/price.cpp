@@ -9,6 +9,7 @@
 
 #include "core/error.hpp"
 #include "core/spec/profile_keys.hpp"
+#include "sim/cost/pair_traffic.hpp"
 #include "sim/cost/utilisation.hpp"
 
 namespace moeplan {
@@ -169,9 +170,10 @@ Prices::Work Prices::work_of(const OpCall& call, Wants wants, bool in_bf16) cons
   }
   if (const auto* l = std::get_if<op::Linear>(&call.op); l && !runtime_.fused_lora) {
     const double t = static_cast<double>(l->tokens), in = static_cast<double>(l->in), out = static_cast<double>(l->out);
-    // A pair of its own: x through dropout (read, written, a mask) and read again, its output written, scaled and added; backward the
-    // scaled dy, and dx of the pair written, masked and added.
-    if (l->lora_rank > 0) w.besides += forward ? t * (7 * in + 12 * out) : t * (17 * in + 6 * out), w.own = true;
+    if (l->lora_rank > 0) {
+      const PairTraffic pair = pair_traffic(runtime_, l->weight);
+      w.besides += forward ? t * (pair.in * in + pair.out * out) : t * (pair.in_backward * in + pair.out_backward * out), w.own = true;
+    }
     // A quantised base is written out in bf16 before the product reads it.
     if (l->weight != DType::bf16) w.besides += in * out * 4, w.own = true;
   }

@@ -36,6 +36,7 @@ class Replay {
     for (int step = 0; step < 2; ++step) {
       for (const Instance& i : program_.instances) play(i);
       drop_unreduced();
+      drop_held();
       // Moments come to be in the first update, in holes that the first step left.
       if (step == 0) hold_moments();
       if (runtime.update_temporary) {  // foreach: a list of tensors, one a weight
@@ -239,6 +240,7 @@ class Replay {
   void forward(const Instance& i) {
     const Block& block = block_of(i.slot);
     const std::int32_t chunk = program_.slots[index(i.slot)].chunk, first = program_.chunks[index(chunk)].first;
+    drop_held();
     std::map<ValueId, Buffer> live;
     if (!block.inputs.empty()) {
       const ValueId root = block.alias[index(block.inputs.front())];
@@ -292,6 +294,9 @@ class Replay {
     std::vector<bool> stays(block.values.size(), false);
     mark(block, stays, block.input_grads);
     mark(block, stays, block.weight_grads);
+    const bool holds = plan_.recompute == Recompute::full && problem_.runtime.kept.contains("held_checkpoint");
+    if (holds && !block.inputs.empty())
+      if (const auto it = live.find(block.alias[index(block.inputs.front())]); it != live.end()) hold_to_end(it->second);
     pass(block, block.backward, live, stays);
     drop_unreduced();
     const ValueId in_root =
@@ -299,6 +304,7 @@ class Replay {
     std::vector<bool> weight(block.values.size(), false);
     mark(block, weight, block.weight_grads);
     for (const auto& [root, buffer] : live) {
+      if (root == in_root && holds) hold_to_end(buffer);
       if (root == in_root && i.slot > first)
         gradient_ = buffer;
       else if (weight[index(root)])
@@ -307,6 +313,18 @@ class Replay {
         drop(buffer);
     }
     if (i.slot == first) drop(gradient_), gradient_ = -1;
+  }
+
+  /// The backward pass of a micro-batch is over.
+  void drop_held() {
+    for (const Buffer b : held_) drop(b);
+    held_.clear();
+  }
+
+  void hold_to_end(Buffer b) {
+    if (b < 0) return;
+    share(b);
+    held_.push_back(b);
   }
 
   void drop_unreduced() {
@@ -323,7 +341,7 @@ class Replay {
   std::map<std::int32_t, Buffer> gathered_, gradients_;
   std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;  ///< by chunk and micro-batch
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
-  std::vector<Buffer> unreduced_;
+  std::vector<Buffer> unreduced_, held_;  ///< held_: to the end of a micro-batch's backward pass
   Buffer gradient_ = -1;
   bool refused_ = false;
 };

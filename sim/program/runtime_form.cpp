@@ -31,6 +31,10 @@ Beside beside(const Op& op, const BlockNode& node, const Block& block, const Run
     out.kept = static_cast<double>(a->tokens) * static_cast<double>(a->heads) *
                static_cast<double>(std::min(a->sequence_length, a->kv_tokens ? a->kv_tokens : a->tokens)) *
                runtime.score_kept;
+  // Dropout before a pair of its own: the mask and what it leaves, beside the input that the base product keeps.
+  if (const auto* l = std::get_if<op::Linear>(&op); l && l->lora_rank > 0 && !runtime.fused_lora)
+    if (const auto it = runtime.kept.find("dropped_input"); it != runtime.kept.end())
+      out.kept += static_cast<double>(l->tokens) * static_cast<double>(l->in) * it->second;
   if (const auto it = runtime.kept.find(std::string(kind(op))); it != runtime.kept.end() && !node.writes.empty())
     out.kept += static_cast<double>(block.values[index(node.writes.front())].shape.elements()) * it->second;
   return out;

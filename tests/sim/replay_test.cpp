@@ -66,5 +66,24 @@ TEST(Replay, ReservesLessWithExpandableSegments) {
             replay(program, problem, plan).reserved + Bytes{40 << 20});
 }
 
+TEST(Replay, HoldsCheckpointsAndTheirGradientsToTheEndOfTheBackwardPassWhereHooksDo) {
+  Problem problem = tiny(false);
+  for (Tuning Workload::*w : {&Workload::attention, &Workload::dense, &Workload::embedding, &Workload::head,
+                              &Workload::norm, &Workload::other})
+    problem.workload.*w = Tuning{};
+  problem.workload.attention = Tuning{.training = Training::lora, .rank = 8, .alpha = 8.0};
+  Plan plan = plan_of(problem, 2);
+  plan.recompute = Recompute::full;
+  const Program program = lower(problem, plan, 0);
+  const std::int64_t without = replay(program, problem, plan).allocated.value;
+  problem.runtime.kept["held_checkpoint"] = 1;
+  const std::int64_t with = replay(program, problem, plan).allocated.value;
+  // A layer gives its checkpoint back after its backward pass; held, it and its gradient stay, in bf16 both.
+  const auto layers = static_cast<std::int64_t>(problem.model.layers.size());
+  const std::int64_t stream = 2 * problem.workload.sequence_length * problem.model.hidden;
+  EXPECT_GE(with - without, (layers - 1) * stream);
+  EXPECT_LE(with - without, 2 * layers * stream);
+}
+
 }  // namespace
 }  // namespace moeplan
