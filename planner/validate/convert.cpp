@@ -7,11 +7,15 @@
 
 #include "core/configs.hpp"
 #include "kernels/catalogue.hpp"
+#include "planner/validate/adapt_runtime.hpp"
 #include "planner/validate/model_config.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan::validation {
 namespace {
+
+/// From one node of a CUDA graph to the next, measured on one H200, 2026-11-29 (runtimes/moeplan.json).
+constexpr double kGraphNode = 0.8e-6;
 
 [[noreturn]] void refuse(const std::string& what) { throw InputError("row", what); }
 
@@ -174,7 +178,7 @@ Sharding sharding_of(const Row& row, Sharding otherwise) {
 
 /// Size of the group that shards, where the words give one smaller than all data ranks ("zero-1 within 8 GPUs").
 std::int64_t shard_group(const Row& row, std::int64_t dp) {
-  static const std::regex within(R"(within (\d+))"), hybrid(R"(hsdp[^0-9]*\d+\s*x\s*(\d+)|shard(?:ing)? (\d+) x)");
+  static const std::regex within(R"((?:within|size) (\d+))"), hybrid(R"(hsdp[^0-9]*\d+\s*x\s*(\d+)|shard(?:ing)? (\d+) x)");
   const std::string s = lower(row.sharding);
   std::smatch found;
   if (std::regex_search(s, found, within) && found[1].length() < 7) {
@@ -259,37 +263,11 @@ std::vector<Target> targets_of(const Row& row, PeakKind kind) {
   return out;
 }
 
-/// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
-/// this device.
-void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device) {
-  const double scale = profile.device.name == device.name ? 1 : device.achieved_matmul / profile.device.achieved_matmul;
-  for (ProfileSample& s : profile.samples) {
-    const auto call = s.key.starts_with("attention ") ? parse_key(s.key) : std::nullopt;
-    if (!call) continue;
-    const bool forward = call->pass == Pass::forward;
-    const double limit =
-        flops(call->op, call->pass, possible(call->op, call->wants)).value / profile.device.peak.at("bf16").value;
-    s.median = {limit * scale / (forward ? words.forward : words.backward)};
-  }
-}
-
 bool has_experts(const ModelSpec& model) {
   return std::any_of(model.layers.begin(), model.layers.end(), [](const LayerSpec& l) {
     return std::any_of(l.sublayers.begin(), l.sublayers.end(),
                        [](const Sublayer& s) { return std::holds_alternative<MoeFfn>(s.mixer); });
   });
-}
-
-/// Without sequence parallelism every tensor rank holds, normalises and adds all tokens of the residual stream, not its
-/// share of them.
-void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
-  for (const char* op : {"rms_norm", "layer_norm", "add"}) {
-    double& factor = runtime.traffic.try_emplace(op, 1.0).first->second;
-    factor *= tp;
-  }
-  for (const char* op : {"rms_norm", "layer_norm"})
-    runtime.kept[op] += 4 * (tp - 1);  // what is normalised and what comes of it, bf16
-  runtime.kept["stream"] += 2 * (tp - 1);
 }
 
 /// More tensor ranks than key and value heads: each rank holds a head that others hold too, as if there were one for
@@ -359,33 +337,7 @@ Case convert(const Row& row, const Library& library) {
   Runtime& runtime = problem.runtime;
   const Sharding sharding = sharding_of(row, framework ? framework->sharding : Sharding::full);
   runtime.compute = compute_of(row);
-  if (contains(row.optimizer.value_or(""), "bf16 moments")) runtime.moment = DType::bf16;
-  if (sharding == Sharding::full) runtime.distributed_optimizer = false, runtime.reduce_once = false;
-  if (sharding == Sharding::replicated) runtime.distributed_optimizer = false;
-  // Under autocast FSDP holds what is trained in fp32, and with it gradients and moments (fms-acceleration's recipes).
-  if (sharding == Sharding::full && contains(row.precision.value_or(""), "with bf16 autocast") &&
-      contains(row.method.value_or(""), "full"))
-    runtime.master_weights = true, runtime.gradient = runtime.reduce = runtime.moment = DType::f32;
-  // FSDP registers the resharding of frozen weights as a hook on the gradients of a layer's inputs, and holds it to the
-  // end of the backward pass (torch/distributed/fsdp/_runtime_utils.py, _register_post_backward_reshard_only_hook). Under
-  // reentrant checkpointing those inputs are leaves, so their accumulators stay, with each checkpoint and its gradient.
-  if (contains(runtime.name, "hf") && sharding == Sharding::full && *row.gpus > 1 &&
-      contains(row.method.value_or(""), "lora"))
-    runtime.kept["held_checkpoint"] = 1;
-  // Without autocast pairs in fp32 multiply in fp32, and what dropout leaves stays fp32.
-  if (runtime.traffic.contains("wide_pair") && contains(row.precision.value_or(""), "no autocast"))
-    runtime.traffic["wide_pair"] = 2, runtime.kept["dropped_input"] = 5;
-  // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
-  if (contains(runtime.name, "hf") && problem.model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
-    runtime.logit_bytes = 6, runtime.logit_kept = 4;
-  // DeepSpeed's ZeRO-1 holds gradients in the weights' 16 bits; only its BF16 optimizer adds them up in fp32.
-  if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
-      !contains(row.optimizer.value_or(""), "fp32 grad"))
-    runtime.gradient = runtime.reduce = DType::bf16;
-  if (contains(row.optimizer.value_or(""), "optimizer-in-backward")) runtime.kept["update_in_backward"] = 1;
-  // "Selective" names the core attention where it is unfused: its scores are computed again instead of being kept.
-  if (runtime.score_kept > 0 && contains(row.recompute.value_or(""), "core_attn"))
-    runtime.score_kept = 0, runtime.score_traffic_backward += runtime.score_traffic;
+  adapt_runtime(runtime, row, sharding, problem.model.family);
   repeat_kv_heads(problem.model, row.tp.value_or(1));
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(
@@ -395,10 +347,15 @@ Case convert(const Row& row, const Library& library) {
     use_attention(problem.profile, a, problem.cluster.device);
     break;
   }
-  if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))
-    repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
   out.plan = plan_of(row, problem.model, sharding, runtime);
   out.recompute_unsaid = recompute_unsaid(row) && out.plan.recompute == Recompute::none;
+  const std::string said = row.moe_notes.value_or("") + " | " + row.notes.value_or("");
+  out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&
+                          any_of(said, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
+                                        "EP overlap +", "EP overlap;"});
+  out.host = {graphs_of(row), runtime.compute != DType::bf16, runtime.traffic.contains("launch_blocking")};
+  if (out.host.graphs == Graphs::whole && runtime.launch_overhead.value > kGraphNode)
+    runtime.launch_overhead = {kGraphNode};
   out.paged_optimizer = contains(row.optimizer.value_or(""), "paged");
   out.every_second_product = contains(row.framework, "torchtitan") && out.plan.recompute == Recompute::selective;
   out.kind = framework && framework->profile ? "profiled"

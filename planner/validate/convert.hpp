@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "core/spec/plan.hpp"
+#include "planner/validate/host_work.hpp"
 #include "planner/validate/rows.hpp"
 #include "planner/validate/words.hpp"
 
@@ -25,6 +26,8 @@ struct Case {
   int virtual_stages = 1;
   bool every_second_product =
       false;  ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
+  HostWork host;
+  bool overlaps_exchange = false;  ///< expert exchanges of one micro-batch run under another's compute
   bool paged_optimizer = false;   ///< its states move to host memory where there is no room
   bool recompute_unsaid = false;  ///< the row does not say what was recomputed
   std::vector<Target> targets;

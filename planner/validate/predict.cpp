@@ -5,6 +5,7 @@
 #include <set>
 
 #include "planner/planner.hpp"
+#include "sim/cost/collectives.hpp"
 #include "sim/memory/replay.hpp"
 
 namespace moeplan::validation {
@@ -22,7 +23,8 @@ Predicted with_band(double value, Measure measure, const Case& c, const Words& w
 /// What lowering the stages says beyond the forecast.
 struct Stages {
   ReplayedPeak peak;
-  double host = 0;  ///< seconds that the host needs to issue one micro-batch on the busiest stage
+  double host = 0;     ///< seconds that the host needs to issue one micro-batch on the busiest stage
+  double weights = 0;  ///< bytes of the trained weights of the fullest stage's rank, in bf16
 };
 
 /// PyTorch's per-operator checkpointing saves the first, third, ... product of a layer; the others are made again
@@ -64,14 +66,27 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
-    std::size_t calls = 0;
-    for (const Slot& s : program.slots) {
-      const Block& block = program.blocks[static_cast<std::size_t>(s.block)];
-      calls += block.forward.size() + block.backward.size();
-    }
-    out.host = std::max(out.host, static_cast<double>(calls) * c.problem.runtime.host_call.value);
+    double trained = 0;
+    for (const Slot& slot : program.slots)
+      for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights)
+        if (w.trained && !w.adapter) trained += 2 * static_cast<double>(w.shape.elements());
+    out.weights = std::max(out.weights, trained);
+    out.host = std::max(out.host, host_seconds(program, c.problem.runtime, c.host));
   }
   return out;
+}
+
+/// What sending each rank's updated share to the others by a broadcast of its own takes over one gather: a broadcast
+/// passes the ring like a gather of its bytes, and each waits for the ring's whole latency.
+double broadcasts_over_gather(const Case& c, double weights) {
+  const Parallelism& p = c.plan.parallelism;
+  if (!c.problem.runtime.traffic.contains("gather_by_broadcast") || p.dp_shard < 2) return 0;
+  const Links links(c.problem.cluster, c.problem.runtime);
+  const GroupShape group{p.dp_shard, static_cast<std::int64_t>(p.tp) * p.cp};
+  const auto gather = [&](double bytes) {
+    return links.price({.collective = Collective::all_gather, .payload = {std::llround(bytes)}}, group).median.value;
+  };
+  return std::max(0.0, p.dp_shard * gather(weights / p.dp_shard) - gather(weights));
 }
 
 }  // namespace
@@ -96,9 +111,14 @@ Prediction predict(const Case& said, const Words& words) {
   double step = f.step.value;
   if (c.virtual_stages > 1) step -= time(TimeCategory::pipeline_bubble) * (1 - 1.0 / c.virtual_stages);
   if (c.every_second_product) step += 0.5 * time(TimeCategory::forward);
+  if (c.overlaps_exchange)
+    step -= c.problem.runtime.expert_overlap_hidden *
+            std::min(time(TimeCategory::expert_communication),
+                     time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
+  step += broadcasts_over_gather(c, stages.weights);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
-  step = std::max(step, stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1) +
-                            time(TimeCategory::optimizer));
+  const double host = stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
+  step = c.host.takes_turns ? step + host : std::max(step, host + time(TimeCategory::optimizer));
   const auto bytes = [&](MemoryCategory k) { return static_cast<double>(f.memory[k].value); };
   const double outside = bytes(MemoryCategory::runtime_context) + bytes(MemoryCategory::communication);
   const double allocated = static_cast<double>(stages.peak.allocated.value),

@@ -142,8 +142,16 @@ std::int32_t CachingAllocator::merged(std::int32_t id) {
 void CachingAllocator::free(Handle handle) {
   assert(handle >= 0 && blocks_[index(handle)].in_use && "freed twice");
   blocks_[index(handle)].in_use = false;
-  allocated_ -= blocks_[index(handle)].size;
+  if (!blocks_[index(handle)].released) allocated_ -= blocks_[index(handle)].size;
+  blocks_[index(handle)].released = false;
   put_unused(merged(handle));
+}
+
+void CachingAllocator::release(Handle handle) {
+  Block& block = blocks_[index(handle)];
+  assert(handle >= 0 && block.in_use && !block.released && "released twice");
+  block.released = true;
+  allocated_ -= block.size;
 }
 
 void CachingAllocator::release_unused() {

@@ -33,6 +33,9 @@ class CachingAllocator {
   /// Returns a handle for `free`; -1 where the capacity does not hold it. Zero bytes cost nothing.
   [[nodiscard]] Handle allocate(Bytes size, int stream = 0);
   void free(Handle handle);
+  /// Freed by its owner while another stream may still read it (record_stream): no longer allocated, but not to be had
+  /// again before `free`.
+  void release(Handle handle);
   /// Gives unused whole segments back to the driver (empty_cache).
   void release_unused();
 
@@ -51,7 +54,7 @@ class CachingAllocator {
     std::int64_t address = 0, size = 0;
     std::int32_t previous = -1, next = -1;  ///< neighbours in the segment
     std::int32_t pool = 0;
-    bool in_use = false, alive = true;
+    bool in_use = false, alive = true, released = false;
   };
   using FreeKey = std::tuple<std::int64_t, std::int64_t, std::int32_t>;  ///< size, address, block
   struct Pool {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace moeplan {
 namespace {
@@ -210,10 +211,31 @@ class Replay {
     }
   };
 
+  /// Roots that collectives read or write. They run on a stream of their own, so the allocator gives these buffers out
+  /// again only when the device has passed the collective (record_stream), and the host is ahead of it.
+  std::vector<bool> on_the_wire(const Block& block, const std::vector<BlockNode>& nodes) const {
+    std::vector<bool> out(block.values.size(), false);
+    for (const BlockNode& node : nodes)
+      if (std::holds_alternative<CommCall>(node.call))
+        for (const auto* list : {&node.reads, &node.writes}) mark(block, out, *list);
+    return out;
+  }
+
+  /// Freed by its last owner, to be had again once the next pass has been issued.
+  void release(Buffer b) {
+    Counted& c = buffers_[index(b)];
+    if (--c.owners > 0) return;
+    if (c.handle >= 0) allocator_.release(c.handle);
+    c.owners = 1;
+    waiting_.push_back(b);
+  }
+
   /// Plays one pass; `live` maps a value's root to its buffer. What `stays` is left in it.
   void pass(const Block& block, const std::vector<BlockNode>& nodes, std::map<ValueId, Buffer>& live,
             const std::vector<bool>& stays) {
     const LastUse last(block, nodes);
+    const std::vector<bool> travels = on_the_wire(block, nodes);
+    const std::vector<Buffer> earlier = std::exchange(waiting_, {});
     for (std::size_t n = 0; n < nodes.size(); ++n) {
       for (const ValueId w : nodes[n].writes) {
         const ValueId root = block.alias[index(w)];
@@ -225,11 +247,15 @@ class Replay {
           const ValueId root = block.alias[index(v)];
           const auto it = live.find(root);
           if (it == live.end() || last.at[index(root)] != n || stays[index(root)]) continue;
-          drop(it->second);
+          if (travels[index(root)] && it->second >= 0)
+            release(it->second);
+          else
+            drop(it->second);
           live.erase(it);
         }
       }
     }
+    for (const Buffer b : earlier) drop(b);
   }
 
   void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueId>& ids) const {
@@ -341,6 +367,7 @@ class Replay {
   std::map<std::int32_t, Buffer> gathered_, gradients_;
   std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;  ///< by chunk and micro-batch
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
+  std::vector<Buffer> waiting_;           ///< released, still of use to a collective as far as the host knows
   std::vector<Buffer> unreduced_, held_;  ///< held_: to the end of a micro-batch's backward pass
   Buffer gradient_ = -1;
   bool refused_ = false;

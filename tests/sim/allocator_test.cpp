@@ -121,5 +121,19 @@ TEST(Allocator, GivesUnusedSegmentsBackBeforeItRefuses) {
   EXPECT_EQ(a.peak_reserved(), mib(80));
 }
 
+TEST(Allocator, HoldsWhatAnotherStreamMayStillReadAlthoughItsOwnerLetItGo) {
+  CachingAllocator a;
+  const CachingAllocator::Handle first = a.allocate(mib(64));
+  a.release(first);
+  EXPECT_EQ(a.allocated(), mib(0));
+  (void)a.allocate(mib(64));  // does not fit into the first: that is still of use
+  EXPECT_EQ(a.reserved(), mib(128));
+  EXPECT_EQ(a.peak_allocated(), mib(64));
+  a.free(first);
+  EXPECT_EQ(a.allocated(), mib(64));
+  (void)a.allocate(mib(64));
+  EXPECT_EQ(a.reserved(), mib(128));
+}
+
 }  // namespace
 }  // namespace moeplan

@@ -1,0 +1,78 @@
+#include "planner/validate/adapt_runtime.hpp"
+
+#include "kernels/catalogue.hpp"
+
+namespace moeplan::validation {
+namespace {
+
+/// Without sequence parallelism every tensor rank holds, normalises and adds all tokens of the residual stream, not its
+/// share of them.
+void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
+  for (const char* op : {"rms_norm", "layer_norm", "add"}) {
+    double& factor = runtime.traffic.try_emplace(op, 1.0).first->second;
+    factor *= tp;
+  }
+  for (const char* op : {"rms_norm", "layer_norm"})
+    runtime.kept[op] += 4 * (tp - 1);  // what is normalised and what comes of it, bf16
+  runtime.kept["stream"] += 2 * (tp - 1);
+}
+
+}  // namespace
+
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family) {
+  if (contains(row.optimizer.value_or(""), "bf16 moments")) runtime.moment = DType::bf16;
+  if (sharding == Sharding::full) runtime.distributed_optimizer = false, runtime.reduce_once = false;
+  if (sharding == Sharding::replicated) runtime.distributed_optimizer = false;
+  // Under autocast FSDP holds what is trained in fp32, and with it gradients and moments (fms-acceleration's recipes).
+  if (sharding == Sharding::full && contains(row.precision.value_or(""), "with bf16 autocast") &&
+      contains(row.method.value_or(""), "full"))
+    runtime.master_weights = true, runtime.gradient = runtime.reduce = runtime.moment = DType::f32;
+  // FSDP registers the resharding of frozen weights as a hook on the gradients of a layer's inputs, and holds it to the
+  // end of the backward pass (torch/distributed/fsdp/_runtime_utils.py, _register_post_backward_reshard_only_hook).
+  // Under reentrant checkpointing those inputs are leaves, so their accumulators stay, with each checkpoint and its
+  // gradient.
+  if (contains(runtime.name, "hf") && sharding == Sharding::full && *row.gpus > 1 &&
+      contains(row.method.value_or(""), "lora"))
+    runtime.kept["held_checkpoint"] = 1;
+  // Without autocast pairs in fp32 multiply in fp32, and what dropout leaves stays fp32.
+  if (runtime.traffic.contains("wide_pair") && contains(row.precision.value_or(""), "no autocast"))
+    runtime.traffic["wide_pair"] = 2, runtime.kept["dropped_input"] = 5;
+  // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
+  if (contains(runtime.name, "hf") && family == "gpt" && !contains(row.method.value_or(""), "lora"))
+    runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  // DeepSpeed's ZeRO-1 holds gradients in the weights' 16 bits; only its BF16 optimizer adds them up in fp32.
+  if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
+      !contains(row.optimizer.value_or(""), "fp32 grad"))
+    runtime.gradient = runtime.reduce = DType::bf16;
+  if (contains(row.optimizer.value_or(""), "optimizer-in-backward")) runtime.kept["update_in_backward"] = 1;
+  // "Selective" names the core attention where it is unfused: its scores are computed again instead of being kept.
+  if (runtime.score_kept > 0 && contains(row.recompute.value_or(""), "core_attn"))
+    runtime.score_kept = 0, runtime.score_traffic_backward += runtime.score_traffic;
+  // torchtitan without torch.compile: norms, rotary embedding, SiLU and its product, and the loss over logits in fp32
+  // are operations of their own, as counted for Hugging Face's (runtimes/hf-peft.json).
+  if (runtime.name == "torchtitan" && !contains(row.notes.value_or("") + row.id, "compile")) {
+    runtime.traffic["rms_norm"] = 9, runtime.traffic["rope"] = 4.5, runtime.traffic["glu"] = 1.7;
+    runtime.traffic["cross_entropy"] = 12;
+  }
+  if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))
+    repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
+  // Megatron's and torchtitan's all-to-all dispatchers send a copy for each expert of a token.
+  if (contains(row.moe_notes.value_or(""), "dispatcher alltoall") || contains(row.moe_notes.value_or(""), "alltoall;"))
+    runtime.deduplicated_dispatch = false;
+}
+
+/// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
+/// this device.
+void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device) {
+  const double scale = profile.device.name == device.name ? 1 : device.achieved_matmul / profile.device.achieved_matmul;
+  for (ProfileSample& s : profile.samples) {
+    const auto call = s.key.starts_with("attention ") ? parse_key(s.key) : std::nullopt;
+    if (!call) continue;
+    const bool forward = call->pass == Pass::forward;
+    const double limit =
+        flops(call->op, call->pass, possible(call->op, call->wants)).value / profile.device.peak.at("bf16").value;
+    s.median = {limit * scale / (forward ? words.forward : words.backward)};
+  }
+}
+
+}  // namespace moeplan::validation

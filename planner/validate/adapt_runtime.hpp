@@ -1,0 +1,18 @@
+#pragma once
+/// What a row's own words change in the runtime of its framework.
+
+#include "core/spec/profile.hpp"
+#include "core/spec/runtime.hpp"
+#include "planner/validate/rows.hpp"
+#include "planner/validate/words.hpp"
+
+namespace moeplan::validation {
+
+/// `family` is the model's, as imported.
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family);
+
+/// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
+/// this device.
+void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device);
+
+}  // namespace moeplan::validation

@@ -1,0 +1,33 @@
+#pragma once
+/// What the host does in a step: it issues every kernel that no CUDA graph holds, and where it needs longer for a
+/// micro-batch than the device, or waits for each kernel, the step takes its time.
+///
+/// Seconds: calls of our program times `Runtime::host_call`, a framework's time for one of them (about five of its own
+/// operations). A step of m micro-batches on p stages takes at least host x (m + p - 1) and the optimizer; with
+/// CUDA_LAUNCH_BLOCKING=1, which makes the host wait for each kernel, host and device take turns and the two add up.
+
+#include "planner/validate/rows.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan::validation {
+
+/// What of a layer runs in CUDA graphs.
+enum class Graphs : std::uint8_t {
+  none,
+  attention,  ///< attention, router and what they need; not the experts, whose sizes the host learns
+  whole,      ///< the whole iteration
+};
+
+struct HostWork {
+  Graphs graphs = Graphs::none;
+  bool narrow = false;  ///< products in fp8 or fp4: each call issues casts, amax and transposes too
+  bool takes_turns = false;
+};
+
+/// As the row's notes name graphs ("cuda graph impl=transformer_engine scope=['attn', ...]").
+[[nodiscard]] Graphs graphs_of(const Row& row);
+
+/// Seconds of host time that one micro-batch takes on the program's stage.
+[[nodiscard]] double host_seconds(const Program& program, const Runtime& runtime, const HostWork& work);
+
+}  // namespace moeplan::validation

@@ -1,0 +1,119 @@
+/// What rows say of their runtime reaches the prediction: host work, CUDA graphs, overlap, broadcasts.
+
+#include <gtest/gtest.h>
+
+#include "planner/validate/predict.hpp"
+
+namespace moeplan::validation {
+namespace {
+
+const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
+
+const Library& library() {
+  static const Library shipped = [] {
+    Library out{kConfigs, load_words(kConfigs), {}};
+    out.models = read_models(load_json(kConfigs / "measured" / "models.json"), "models.json");
+    return out;
+  }();
+  return shipped;
+}
+
+Row row_of(Json changes) {
+  Json json = Json::parse(R"row({"id": "r", "source_title": "s", "framework": "Megatron-Bridge (Megatron-Core)",
+    "hardware": "gb200", "num_gpus": 8, "gpus_per_node": 4, "model": "qwen3-30b-a3b", "method": "pretrain",
+    "precision": "mxfp8", "seq_len": 4096, "global_batch_size": 64, "micro_batch_size": 1, "tp": 1, "pp": 1, "cp": 1,
+    "ep": 8, "dp_or_fsdp": "dist-optimizer dp=8", "recompute": "none", "measured": {"step_time_s": 1}})row");
+  json.update(changes);
+  Rows rows;
+  read_rows(Json::array({json}), "rows.json", rows);
+  return rows.rows.at(0);
+}
+
+double step(const Json& changes) { return predict(convert(row_of(changes), library()), library().words).step.value; }
+
+TEST(HostWork, IsWhatNoGraphHolds) {
+  const auto seconds = [](const char* notes, const char* precision) {
+    const Case c = convert(row_of({{"notes", notes}, {"precision", precision}}), library());
+    return host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+  };
+  const double eager = seconds("", "bf16");
+  const double scoped = seconds("cuda graph impl=transformer_engine scope=['attn', 'moe_router']", "bf16");
+  EXPECT_GT(eager, 0);
+  EXPECT_GT(scoped, 0.2 * eager);
+  EXPECT_LT(scoped, 0.8 * eager);
+  EXPECT_EQ(seconds("cuda graph impl=full_iteration scope=[]", "bf16"), 0);
+  EXPECT_EQ(seconds("cuda graph impl=none scope=full_iteration", "bf16"), eager);
+  EXPECT_GT(seconds("", "mxfp8"), 1.2 * eager);
+}
+
+TEST(HostWork, SetsTheTimeOfSmallMicroBatchesAndNotOfThoseInGraphs) {
+  const Case c = convert(row_of({}), library());
+  const double host = 8 * host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+  EXPECT_GE(step({}), host);
+  EXPECT_LT(step({{"notes", "cuda graph impl=full_iteration"}}), host);
+}
+
+TEST(HostWork, AddsUpWhereEachKernelIsWaitedFor) {
+  const Json bloom = {{"framework", "Megatron-DeepSpeed"},
+                      {"hardware", "a100-sxm-80gb"},
+                      {"num_gpus", 384},
+                      {"gpus_per_node", 8},
+                      {"model", "bloom-like-h14336-l72-a64"},
+                      {"precision", "bf16"},
+                      {"seq_len", 2048},
+                      {"global_batch_size", 2048},
+                      {"micro_batch_size", 2},
+                      {"tp", 4},
+                      {"pp", 12},
+                      {"ep", nullptr},
+                      {"dp_or_fsdp", "ds-zero1 dp=8"},
+                      {"recompute", "full activation checkpointing"}};
+  Json waiting = bloom;
+  waiting["source_title"] = "BLOOM";
+  Case c = convert(row_of(waiting), library());
+  ASSERT_TRUE(c.host.takes_turns);
+  const double turns = predict(c, library().words).step.value;
+  c.host.takes_turns = false;
+  const double ahead = predict(c, library().words).step.value;
+  const double host = host_seconds(lower_unverified(c.problem, c.plan, 4), c.problem.runtime, c.host);
+  EXPECT_NEAR(turns - ahead, (128 + 11) * host, 0.2 * (turns - ahead));
+  EXPECT_FALSE(convert(row_of(bloom), library()).host.takes_turns);
+}
+
+TEST(Overlap, HidesItsShareOfTheExchangesOnlyWhereTheRowSaysSo) {
+  const auto overlaps = [](const char* notes) {
+    return convert(row_of({{"moe_notes", notes}}), library()).overlaps_exchange;
+  };
+  EXPECT_TRUE(overlaps("dispatcher flex/hybridep; EP A2A overlap + delayed wgrad; forced load balance, dropless"));
+  EXPECT_TRUE(overlaps("dispatcher flex/hybridep; forced balance=True; EP overlap=True; delayed wgrad=True"));
+  EXPECT_FALSE(
+      overlaps("dispatcher alltoall (NCCL); forced balance; dropless; A2A overlap off; shared-expert overlap off"));
+  EXPECT_FALSE(overlaps("dispatcher flex/hybridep; forced load balance, dropless"));
+  const Json graph = {{"notes", "cuda graph impl=full_iteration"}};
+  Json with = graph;
+  with["moe_notes"] = "EP A2A overlap";
+  EXPECT_LT(step(with), step(graph));
+}
+
+TEST(Broadcasts, CostTheRingsLatencyOnceARank) {
+  const Json inside = {{"framework", "InternEvo"},
+                       {"hardware", "a100-sxm-80gb"},
+                       {"num_gpus", 1024},
+                       {"gpus_per_node", 8},
+                       {"model", "internlm-7b"},
+                       {"precision", "bf16"},
+                       {"seq_len", 2048},
+                       {"global_batch_size", 8192},
+                       {"micro_batch_size", 2},
+                       {"ep", nullptr},
+                       {"dp_or_fsdp", "zero-1 size 8, dp=1024"}};
+  Json everywhere = inside;
+  everywhere["dp_or_fsdp"] = "zero-1 size all dp, dp=1024";
+  EXPECT_EQ(convert(row_of(inside), library()).plan.parallelism.dp_shard, 8);
+  EXPECT_EQ(convert(row_of(everywhere), library()).plan.parallelism.dp_shard, 1024);
+  // 1,023 hops of at least 1.9 us for each of 1,024 broadcasts.
+  EXPECT_GT(step(everywhere) - step(inside), 1024 * 1023 * 1.9e-6);
+}
+
+}  // namespace
+}  // namespace moeplan::validation
