@@ -37,6 +37,11 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
   // Without autocast pairs in fp32 multiply in fp32, and what dropout leaves stays fp32.
   if (runtime.traffic.contains("wide_pair") && contains(row.precision.value_or(""), "no autocast"))
     runtime.traffic["wide_pair"] = 2, runtime.kept["dropped_input"] = 5;
+  // Under autocast torch.nn.LayerNorm gives fp32, bitsandbytes' products give back the type they were given, and so
+  // GELU, sums and dropout run in fp32 between casts: 20 bytes an element of a norm instead of 4 (cast r2 w4, r4 w4,
+  // cast back r4 w2), of an activation (product cast to fp32, GELU, cast back) likewise, 12 of a sum instead of 6.
+  if (contains(runtime.name, "hf") && family == "gpt" && contains(row.method.value_or(""), "qlora"))
+    runtime.traffic["layer_norm"] = runtime.traffic["activation"] = 5, runtime.traffic["add"] = 2;
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
   if (contains(runtime.name, "hf") && family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;
@@ -44,6 +49,12 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
   if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
       !contains(row.optimizer.value_or(""), "fp32 grad"))
     runtime.gradient = runtime.reduce = DType::bf16;
+  // That one reads the 16-bit gradient and the sum, writes the sum.
+  if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "fp32 grad"))
+    runtime.traffic["gradient_sum"] = 10;
+  // torchao's rowwise recipe scales each operand along both of its dimensions: twice an amax (read) and a cast (read,
+  // written in one byte), where one scale a tensor needs one cast that also writes the transpose.
+  if (runtime.name == "torchtitan" && contains(row.precision.value_or(""), "rowwise")) runtime.cast_traffic = 10;
   if (contains(row.optimizer.value_or(""), "optimizer-in-backward")) runtime.kept["update_in_backward"] = 1;
   // "Selective" names the core attention where it is unfused: its scores are computed again instead of being kept.
   if (runtime.score_kept > 0 && contains(row.recompute.value_or(""), "core_attn"))
@@ -54,6 +65,9 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
     runtime.traffic["rms_norm"] = 9, runtime.traffic["rope"] = 4.5, runtime.traffic["glu"] = 1.7;
     runtime.traffic["cross_entropy"] = 12;
   }
+  // Its H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
+  if (runtime.name == "llm-foundry" && *row.gpus >= 128 && contains(row.hardware.value_or(""), "h100"))
+    runtime.traffic.erase("gathers_after_backward");
   if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))
     repeat_on_tensor_ranks(runtime, static_cast<double>(*row.tp));
   // Megatron's and torchtitan's all-to-all dispatchers send a copy for each expert of a token.

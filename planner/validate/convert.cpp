@@ -353,7 +353,7 @@ Case convert(const Row& row, const Library& library) {
   out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&
                           any_of(said, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
                                         "EP overlap +", "EP overlap;"});
-  out.host = {graphs_of(row), runtime.compute != DType::bf16, runtime.traffic.contains("launch_blocking")};
+  out.host = {graphs_of(row), runtime.compute != DType::bf16 && has_experts(problem.model), runtime.traffic.contains("launch_blocking")};
   if (out.host.graphs == Graphs::whole && runtime.launch_overhead.value > kGraphNode)
     runtime.launch_overhead = {kGraphNode};
   out.paged_optimizer = contains(row.optimizer.value_or(""), "paged");

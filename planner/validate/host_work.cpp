@@ -10,8 +10,7 @@ bool is_expert_call(const BlockNode& node) {
   if (const auto* comm = std::get_if<CommCall>(&node.call)) return comm->experts > 0;
   const auto* call = std::get_if<OpCall>(&node.call);
   return !call || std::holds_alternative<op::GroupedLinear>(call->op) ||
-         std::holds_alternative<op::Permute>(call->op) || std::holds_alternative<op::Combine>(call->op) ||
-         std::holds_alternative<op::Glu>(call->op) || std::holds_alternative<op::Activate>(call->op);
+         std::holds_alternative<op::Permute>(call->op) || std::holds_alternative<op::Combine>(call->op);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ enum class Graphs : std::uint8_t {
 
 struct HostWork {
   Graphs graphs = Graphs::none;
-  bool narrow = false;  ///< products in fp8 or fp4: each call issues casts, amax and transposes too
+  bool narrow = false;  ///< experts' products in fp8 or fp4: casts, amax and transposes are issued expert by expert
   bool takes_turns = false;
 };
 

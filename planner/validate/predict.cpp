@@ -6,6 +6,7 @@
 
 #include "planner/planner.hpp"
 #include "sim/cost/collectives.hpp"
+#include "sim/engine/interference.hpp"
 #include "sim/memory/replay.hpp"
 
 namespace moeplan::validation {
@@ -23,8 +24,10 @@ Predicted with_band(double value, Measure measure, const Case& c, const Words& w
 /// What lowering the stages says beyond the forecast.
 struct Stages {
   ReplayedPeak peak;
-  double host = 0;     ///< seconds that the host needs to issue one micro-batch on the busiest stage
-  double weights = 0;  ///< bytes of the trained weights of the fullest stage's rank, in bf16
+  double host = 0;      ///< seconds that the host needs to issue one micro-batch on the busiest stage
+  double weights = 0;   ///< bytes of the trained weights of the fullest stage's rank, in bf16
+  double gathered = 0;  ///< bytes that a pass over the stage gathers
+  double pairs = 0;     ///< adapter pairs of products
 };
 
 /// PyTorch's per-operator checkpointing saves the first, third, ... product of a layer; the others are made again
@@ -66,27 +69,87 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
-    double trained = 0;
-    for (const Slot& slot : program.slots)
-      for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights)
+    double trained = 0, gathered = 0, adapters = 0;
+    for (const Slot& slot : program.slots) {
+      gathered += static_cast<double>(slot.sharding.gathered.value);
+      for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights) {
+        adapters += w.adapter;
         if (w.trained && !w.adapter) trained += 2 * static_cast<double>(w.shape.elements());
+      }
+    }
     out.weights = std::max(out.weights, trained);
+    out.gathered = std::max(out.gathered, gathered);
+    out.pairs = std::max(out.pairs, adapters / 2);
     out.host = std::max(out.host, host_seconds(program, c.problem.runtime, c.host));
   }
   return out;
 }
 
+/// Passes over whole gradients that no product hides: sums of micro-batches after the first, copies into and out of
+/// reduction buckets; bytes an element as the runtime's file counts them.
+double gradient_passes(const Case& c, double weights) {
+  const auto bytes = [&](const char* what) {
+    const auto it = c.problem.runtime.traffic.find(what);
+    return it == c.problem.runtime.traffic.end() ? 0.0 : it->second;
+  };
+  const DeviceSpec& device = c.problem.cluster.device;
+  return weights / 2 *
+         (bytes("gradient_copies") + bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
+         (device.memory_bandwidth.value * device.achieved_bandwidth);
+}
+
+/// Seconds of one collective over the ranks that share the weights; an all-reduce over all data ranks.
+double collective(const Case& c, Collective kind, double bytes) {
+  const Parallelism& p = c.plan.parallelism;
+  const std::int64_t ranks =
+      static_cast<std::int64_t>(p.dp_shard) * (kind == Collective::all_reduce ? p.dp_replicate : 1);
+  if (ranks < 2 || bytes < 1) return 0;
+  const Links links(c.problem.cluster, c.problem.runtime);
+  return links
+      .price({.collective = kind, .payload = {std::llround(bytes)}}, {ranks, static_cast<std::int64_t>(p.tp) * p.cp})
+      .median.value;
+}
+
+/// Where FSDP gathers a layer's weights only after the backward pass of the one before (BACKWARD_POST) nothing hides
+/// that gather: the device waits for all weights once a micro-batch.
+double gathers_after_backward(const Case& c, const Stages& s) {
+  if (!c.problem.runtime.traffic.contains("gathers_after_backward")) return 0;
+  return static_cast<double>(c.plan.micro_batches) * collective(c, Collective::all_gather, s.gathered);
+}
+
+/// Collectives that run under compute hold multiprocessors, and the products beside them have the others
+/// (sim/engine/interference.hpp): their time times that share.
+double multiprocessors_lent(const Case& c, const Stages& s) {
+  const DeviceSpec& device = c.problem.cluster.device;
+  const Runtime& runtime = c.problem.runtime;
+  if (device.multiprocessors <= 0) return 0;
+  const double gather = collective(c, Collective::all_gather, runtime.distributed_optimizer ? s.weights : s.gathered);
+  const bool to_all = runtime.traffic.contains("reduces_to_all");
+  const double reduce = collective(c, to_all ? Collective::all_reduce : Collective::reduce_scatter,
+                                   s.weights * (runtime.reduce == DType::f32 ? 2 : 1));
+  double hidden = 0;
+  if (runtime.distributed_optimizer)
+    hidden = runtime.overlap_gather * gather + runtime.overlap_reduce * reduce;
+  else
+    hidden = static_cast<double>(c.plan.micro_batches) *
+             (gather * (runtime.traffic.contains("gathers_after_backward") ? 1 : 2) + reduce);
+  return hidden * multiprocessors_of(Collective::all_gather, device.generation) / device.multiprocessors;
+}
+
+/// FSDP lets the host be two of its units ahead of the device (limit_all_gathers), and PEFT's wrapping makes a unit of
+/// each half of an adapter pair: while these pass, in forward, recompute and backward, the device waits for the host.
+double pairs_apart(const Case& c, const Stages& s) {
+  if (!c.problem.runtime.kept.contains("held_checkpoint")) return 0;
+  return static_cast<double>(c.plan.micro_batches) * 3 * 2 * s.pairs * c.problem.runtime.host_call.value;
+}
+
 /// What sending each rank's updated share to the others by a broadcast of its own takes over one gather: a broadcast
 /// passes the ring like a gather of its bytes, and each waits for the ring's whole latency.
 double broadcasts_over_gather(const Case& c, double weights) {
-  const Parallelism& p = c.plan.parallelism;
-  if (!c.problem.runtime.traffic.contains("gather_by_broadcast") || p.dp_shard < 2) return 0;
-  const Links links(c.problem.cluster, c.problem.runtime);
-  const GroupShape group{p.dp_shard, static_cast<std::int64_t>(p.tp) * p.cp};
-  const auto gather = [&](double bytes) {
-    return links.price({.collective = Collective::all_gather, .payload = {std::llround(bytes)}}, group).median.value;
-  };
-  return std::max(0.0, p.dp_shard * gather(weights / p.dp_shard) - gather(weights));
+  if (!c.problem.runtime.traffic.contains("gather_by_broadcast")) return 0;
+  const int n = c.plan.parallelism.dp_shard;
+  return std::max(
+      0.0, n * collective(c, Collective::all_gather, weights / n) - collective(c, Collective::all_gather, weights));
 }
 
 }  // namespace
@@ -115,7 +178,8 @@ Prediction predict(const Case& said, const Words& words) {
     step -= c.problem.runtime.expert_overlap_hidden *
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
-  step += broadcasts_over_gather(c, stages.weights);
+  step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) +
+          gathers_after_backward(c, stages) + multiprocessors_lent(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double host = stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   step = c.host.takes_turns ? step + host : std::max(step, host + time(TimeCategory::optimizer));
