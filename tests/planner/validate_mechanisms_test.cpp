@@ -23,7 +23,7 @@ Row row_of(Json changes) {
     "hardware": "gb200", "num_gpus": 8, "gpus_per_node": 4, "model": "qwen3-30b-a3b", "method": "pretrain",
     "precision": "mxfp8", "seq_len": 4096, "global_batch_size": 64, "micro_batch_size": 1, "tp": 1, "pp": 1, "cp": 1,
     "ep": 8, "dp_or_fsdp": "dist-optimizer dp=8", "recompute": "none", "measured": {"step_time_s": 1}})row");
-  json.update(changes);
+  if (!changes.is_null()) json.update(changes);
   Rows rows;
   read_rows(Json::array({json}), "rows.json", rows);
   return rows.rows.at(0);
@@ -111,8 +111,8 @@ TEST(Broadcasts, CostTheRingsLatencyOnceARank) {
   everywhere["dp_or_fsdp"] = "zero-1 size all dp, dp=1024";
   EXPECT_EQ(convert(row_of(inside), library()).plan.parallelism.dp_shard, 8);
   EXPECT_EQ(convert(row_of(everywhere), library()).plan.parallelism.dp_shard, 1024);
-  // 1,023 hops of at least 1.9 us for each of 1,024 broadcasts.
-  EXPECT_GT(step(everywhere) - step(inside), 1024 * 1023 * 1.9e-6);
+  // 1,023 hops of at least 1.9 us for each of 1,024 broadcasts, less what a smaller share of the update saves.
+  EXPECT_GT(step(everywhere) - step(inside), 0.95 * 1024 * 1023 * 1.9e-6);
 }
 
 TEST(Gathers, AreWaitedForWhereComposerPrefetchesAfterABackwardPass) {
