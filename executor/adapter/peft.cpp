@@ -118,7 +118,7 @@ AdapterFiles export_adapter(const Parameters& parameters, const Problem& problem
         out.tensors.push_back(std::move(a));
         out.tensors.push_back(std::move(b));
         modules.insert(last_part(m.name));
-        pattern(with_expert(m.name, e));
+        pattern(names.a.substr(kPrefix.size(), names.a.rfind(pair.embedding ? ".lora_embedding_A" : ".lora_A") - kPrefix.size()));
       }
   }
   out.config = Json::object();
@@ -169,6 +169,48 @@ void save_adapter(const fs::path& directory, const AdapterFiles& files) {
 
 namespace {
 
+/// An entry of `rank_pattern` or `alpha_pattern`: a module's path or its end. PEFT takes regular expressions too; what it writes itself are paths.
+struct Pattern {
+  std::string name;
+  bool whole = false;   ///< began with ^: the whole path
+  double value = 0;
+};
+
+std::vector<Pattern> patterns(const Place& root, const char* key, Range range) {
+  std::vector<Pattern> out;
+  if (!root.value().contains(key) || root.value().at(key).is_null()) return out;
+  const Place list = root.at(key);
+  if (!list.value().is_object()) list.wrong_type("an object");
+  for (const auto& [name, value] : list.value().items()) {
+    const bool whole = name.starts_with('^');
+    Pattern each{name.substr(whole ? 1 : 0), whole, read_number(list.at(name.c_str()), range)};
+    if (each.name.empty() || each.name.find_first_of("*+?[](){}|\\^$") != std::string::npos)
+      list.refuse("has " + shown(name) + ", a regular expression", "the paths of the modules, as PEFT writes them");
+    out.push_back(std::move(each));
+  }
+  return out;
+}
+
+/// The value of the first pattern that names the module under one of its paths.
+double value_for(const std::vector<Pattern>& patterns, const std::vector<std::string>& module, double otherwise) {
+  for (const Pattern& p : patterns)
+    for (const std::string& path : module)
+      if (path == p.name || (!p.whole && path.ends_with("." + p.name))) return p.value;
+  return otherwise;
+}
+
+/// The paths under which patterns may name each module of a pair: transformers', the checkpoint's, and of routed experts the 3-D parameter's.
+std::vector<std::vector<std::string>> module_paths(const AdapterPair& pair, const ModelSpec& model) {
+  std::vector<std::vector<std::string>> out;
+  for (std::int64_t e = 0; e < std::max<std::int64_t>(pair.experts, 1); ++e)
+    for (const AdapterModule& m : pair.modules) {
+      const std::string name = with_expert(m.name, e);
+      out.push_back({transformers_path(model, name), name});
+      if (pair.experts > 0) out.back().push_back(transformers_path(model, pair.parameter));
+    }
+  return out;
+}
+
 /// What adapter_config.json must say for its numbers to mean what ours do.
 void check_config(const fs::path& directory, const Parameters& parameters, const Problem& problem, const std::vector<AdapterPair>& pairs) {
   const fs::path file = directory / "adapter_config.json";
@@ -183,13 +225,15 @@ void check_config(const fs::path& directory, const Parameters& parameters, const
   if (!json.contains("r") || !json.contains("lora_alpha")) root.refuse("lacks r or lora_alpha");
   const auto rank = read_integer(root.at("r"), {1, 4096});
   const double alpha = read_number(root.at("lora_alpha"), {0, 65536});
+  const std::vector<Pattern> ranks = patterns(root, "rank_pattern", {1, 4096}), alphas = patterns(root, "alpha_pattern", {0, 65536});
   for (const AdapterPair& pair : pairs) {
     const Scale ours = scale_of(pair, parameters, problem.workload);
-    const auto listed = [&](const char* key) { return json.contains(key) && json.at(key).is_object() && !json.at(key).empty(); };
-    if (!listed("rank_pattern") && rank != ours.rank) root.at("r").refuse(fmt::format("is {}, the plan trains rank {}", rank, ours.rank), "plan with the adapter's rank");
-    const double factor = flag("use_rslora") ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank);
     const double mine = ours.alpha / static_cast<double>(ours.rank);
-    if (!listed("rank_pattern") && !listed("alpha_pattern") && std::abs(factor - mine) > 1e-9 * mine) root.at("lora_alpha").refuse(fmt::format("gives a scale of {}, the plan's is {}", factor, mine), "plan with the adapter's alpha");
+    for (const std::vector<std::string>& module : module_paths(pair, problem.model)) {
+      const double r = value_for(ranks, module, static_cast<double>(rank)), scaled = value_for(alphas, module, alpha), factor = scaled / (flag("use_rslora") ? std::sqrt(r) : r);
+      if (r != static_cast<double>(ours.rank)) root.at("r").refuse(fmt::format("is {} for {}, the plan trains rank {}", r, shown(module.front()), ours.rank), "plan with the adapter's rank");
+      if (std::abs(factor - mine) > 1e-9 * mine) root.at("lora_alpha").refuse(fmt::format("gives {} a scale of {}, the plan's is {}", shown(module.front()), factor, mine), "plan with the adapter's alpha");
+    }
   }
 }
 

@@ -61,6 +61,23 @@ TEST(Adapter, ComesBackAsItWentInBothDialects) {
   }
 }
 
+TEST(Adapter, NamesModulesOfAnotherRankAsTransformersDoes) {
+  Workload w = lora(4, 3);
+  w.experts = {.training = Training::lora, .rank = 5, .alpha = 40};
+  const Problem p = problem(shrunk(shipped("mixtral/mixtral-8x7b.json"), 1), w);
+  TinyRun run(p, plan(p), cpu_backend(CpuStorage::wide)), other(p, plan(p), cpu_backend(CpuStorage::wide));
+  stir(run, 4);
+  for (const auto& [dialect, module] : {std::pair{AdapterDialect::param_wrapper, "mlp.experts.gate_up_proj"}, std::pair{AdapterDialect::per_expert, "model.layers.0.block_sparse_moe.experts.2.w1"}}) {
+    const AdapterFiles files = exported(run, dialect);
+    const bool experts_differ = files.config.at("r") == 3;
+    EXPECT_EQ(files.config.at(experts_differ ? "rank_pattern" : "alpha_pattern").value(experts_differ ? module : "model.layers.0.self_attn.q_proj", 0.0), experts_differ ? 5.0 : 6.0) << files.config.dump();
+    const Scratch dir;
+    save_adapter(dir.path() / "a", files);
+    load_adapter(dir.path() / "a", p, other.trainer->parameters(), *other.backend);
+    EXPECT_EQ(pairs(run), pairs(other));
+  }
+}
+
 TEST(Adapter, PacksExpertsTheWayPeftUnpacksThem) {
   const Problem p = problem(shrunk(shipped("qwen/qwen3-30b-a3b.json"), 1), lora(4, 2));
   TinyRun run(p, plan(p), cpu_backend(CpuStorage::wide));
@@ -102,6 +119,14 @@ TEST(Adapter, RefusesWhatItWouldMisread) {
   EXPECT_NE(message([](AdapterFiles& f) { f.config["r"] = 4; }).find("rank 2"), std::string::npos);
   EXPECT_NE(message([](AdapterFiles& f) { f.config["lora_alpha"] = 2; }).find("scale of 1"), std::string::npos);
   EXPECT_NE(message([](AdapterFiles& f) { f.config["use_rslora"] = true; }).find("scale"), std::string::npos);
+  // Patterns hold for the modules that they name, and for no other.
+  EXPECT_EQ(message([](AdapterFiles& f) { f.config["rank_pattern"] = {{"no.such.module", 64}}; }), "accepted");
+  EXPECT_NE(message([](AdapterFiles& f) { f.config["rank_pattern"] = {{"self_attn.q_proj", 64}}; }).find("is 64 for \"model.layers.0.self_attn.q_proj\""), std::string::npos);
+  EXPECT_NE(message([](AdapterFiles& f) { f.config["alpha_pattern"] = {{"mlp.experts.3.up_proj", 1}}; }).find("scale of 0.5"), std::string::npos);
+  EXPECT_EQ(message([](AdapterFiles& f) { f.config["alpha_pattern"] = {{"^self_attn.q_proj", 1}}; }), "accepted") << "the whole path is longer";
+  EXPECT_NE(message([](AdapterFiles& f) { f.config["r"] = 8, f.config["rank_pattern"] = {{"q_proj", 2}}; }).find("is 8 for"), std::string::npos) << "the others have r";
+  EXPECT_NE(message([](AdapterFiles& f) { f.config["rank_pattern"] = {{".*_proj", 2}}; }).find("regular expression"), std::string::npos);
+  EXPECT_NE(message([](AdapterFiles& f) { f.config["rank_pattern"] = 3; }).find("rank_pattern"), std::string::npos);
   EXPECT_NE(message([](AdapterFiles& f) { f.config["use_dora"] = true; }).find("use_dora"), std::string::npos);
   EXPECT_NE(message([](AdapterFiles& f) { f.config["peft_type"] = "IA3"; }).find("IA3"), std::string::npos);
   EXPECT_NE(message([](AdapterFiles& f) { f.tensors.pop_back(); }).find("has no tensor"), std::string::npos);
