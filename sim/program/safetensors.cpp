@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
 
 #include "core/checked.hpp"
 #include "core/read.hpp"
@@ -24,10 +25,11 @@ bool is_name(const std::string& name) {
 
 /// Bits of an element; 0 for an unknown word.
 std::int64_t bits(const std::string& dtype) {
-  if (dtype == "F64" || dtype == "I64" || dtype == "U64") return 64;
+  if (dtype == "F64" || dtype == "I64" || dtype == "U64" || dtype == "C64") return 64;
   if (dtype == "F32" || dtype == "I32" || dtype == "U32") return 32;
   if (dtype == "F16" || dtype == "BF16" || dtype == "I16" || dtype == "U16") return 16;
-  if (dtype == "F8_E4M3" || dtype == "F8_E5M2" || dtype == "F8_E8M0" || dtype == "I8" || dtype == "U8" || dtype == "BOOL") return 8;
+  if (dtype == "F8_E4M3" || dtype == "F8_E5M2" || dtype == "F8_E4M3FNUZ" || dtype == "F8_E5M2FNUZ" || dtype == "F8_E8M0" || dtype == "I8" || dtype == "U8" || dtype == "BOOL") return 8;
+  if (dtype == "F6_E2M3" || dtype == "F6_E3M2") return 6;
   if (dtype == "F4") return 4;
   return 0;
 }
@@ -115,7 +117,7 @@ std::vector<StoredTensor> read_header(const RegularFile& file) {
   const auto size = static_cast<std::int64_t>(header);
   if (size > file.size() - 8) throw InputError(where, fmt::format("a header of {} bytes in a file of {}", size, file.size()));
   const std::string text = file.read(8, size);
-  if (text.empty() || text.front() != '{') throw InputError(where, "the header does not start with {");
+  if (const auto first = text.find_first_not_of(" \t\r\n"); first == std::string::npos || text[first] != '{') throw InputError(where, "the header does not start with {");
   const Json json = parse_json(text, where, {.max_bytes = static_cast<std::size_t>(most_header_bytes), .max_depth = 8});
   const Place root(json, where);
   std::vector<StoredTensor> out;
@@ -132,12 +134,13 @@ std::vector<StoredTensor> read_header(const RegularFile& file) {
     if (!is_name(name)) throw InputError(where, "a tensor's name is " + (name.empty() ? std::string("empty") : shown(name)), "1 to 4096 bytes, no control characters");
     out.push_back(tensor(root.at(name), name, data));
   }
-  std::vector<std::pair<std::int64_t, std::int64_t>> spans;
-  for (const StoredTensor& t : out) spans.emplace_back(t.begin, t.end);
-  std::sort(spans.begin(), spans.end());
-  for (const auto& [begin, end] : spans) {
-    if (begin != total) throw InputError(where, fmt::format("tensors {} at byte {} of the data", begin < total ? "overlap" : "leave a hole", begin < total ? begin : total));
-    total = end;
+  std::vector<const StoredTensor*> in_order;
+  for (const StoredTensor& t : out) in_order.push_back(&t);
+  std::sort(in_order.begin(), in_order.end(), [](const auto* x, const auto* y) { return std::tie(x->begin, x->end, x->name) < std::tie(y->begin, y->end, y->name); });
+  for (const StoredTensor* t : in_order) {
+    if (t->begin != total)
+      throw InputError(where, fmt::format("tensor {} begins at byte {} of the data, the one before ends at {}: {}", shown(t->name), t->begin, total, t->begin < total ? "they overlap" : "a hole"));
+    total = t->end;
   }
   if (total != data) throw InputError(where, fmt::format("tensors end at byte {}, the data at {}", total, data));
   return out;

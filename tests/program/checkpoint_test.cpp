@@ -171,11 +171,40 @@ TEST(Checkpoint, malformed_headers_are_refused) {  // BL-122, BL-124, BL-125
   refused(one("F32", "[2]", "[0,8]"), 12, "tensors end at byte 8, the data at 12");
   refused(one("Q3", "[2]", "[0,8]"), 8, "unknown type");
   refused(one("F32", "[2]", "[0,8]") + std::string(3, '\0'), 8, "NUL");
-  refused(" " + one("F32", "[2]", "[0,8]"), 8, "does not start with {");
   refused(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6, "overlap");
-  const Directory d;
-  d.write("model.safetensors", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10));
-  EXPECT_NE(refusal(d).find("more than 100000000"), std::string::npos);
+  for (const char* number : {"1.5", "1e30", "18446744073709551616", "\"1\"", "null"}) {
+    refused(one("F32", std::string("[") + number + "]", "[0,8]"), 8, "t.shape");
+    refused(one("F32", "[2]", std::string("[0,") + number + "]"), 8, "t.data_offsets");
+  }
+  std::string ones = "1";
+  for (int i = 0; i < 32; ++i) ones += ",1";
+  refused(one("F32", "[" + ones + "]", "[0,4]"), 4, "33 dimensions, more than 32");
+  refused(one("F4", "[3]", "[0,1]"), 1, "3 elements of 4 bits do not end on a byte");
+  refused(one("F6_E2M3", "[2]", "[0,1]"), 1, "2 elements of 6 bits do not end on a byte");
+  const std::string entry = R"({"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
+  refused("{\"" + std::string(5000, 'n') + "\":" + entry + "}", 1, "1 to 4096 bytes");
+  refused("{\"a\\u0001\":" + entry + "}", 1, "no control characters");
+  refused("{\"\xff\":" + entry + "}", 1, "UTF-8");
+  refused("{\"a\":" + entry + ",\"a\":" + entry + "}", 1, "\"a\"");
+  refused("{\"a\":" + entry + "} x", 1, "model.safetensors");
+  refused("", 0, "does not start with {");
+  for (const auto& [bytes, why] : {std::pair{std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10), "more than 100000000"}, {std::string("\x64\0\0\0\0\0\0\0{}", 10), "a header of 100 bytes in a file of 10"},
+                                   {std::string("\1\0\0\0\0\0\0\0{", 9), "model.safetensors"}, {std::string("1234567"), "too few"}}) {
+    const Directory d;
+    d.write("model.safetensors", bytes);
+    EXPECT_NE(refusal(d).find(why), std::string::npos) << refusal(d);
+  }
+}
+
+/// Scalars, tensors without elements and white space around the header are legal, and so are types that we have no use for.
+TEST(Checkpoint, legal_headers_are_read) {
+  for (const auto& [header, bytes] : {std::pair{R"({"t":{"dtype":"F32","shape":[],"data_offsets":[0,4]}})", 4}, {" \n{\"t\":{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]}}  ", 8},
+                                      {R"({"t":{"dtype":"F6_E3M2","shape":[4],"data_offsets":[0,3]}})", 3}, {R"({"t":{"dtype":"F8_E4M3FNUZ","shape":[2],"data_offsets":[0,2]}})", 2},
+                                      {R"({"a":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4}}) {
+    const Directory d;
+    d.shard("model.safetensors", header, bytes);
+    EXPECT_NO_THROW((void)read_safetensors_header(d.path(), "model.safetensors")) << header;
+  }
 }
 
 }  // namespace

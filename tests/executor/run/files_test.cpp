@@ -58,7 +58,7 @@ TEST(TensorFiles, RefuseWhatIsBroken) {
   EXPECT_NE(message(file_of("[]", "")).find("{"), std::string::npos);
   EXPECT_NE(message(file_of("{" + entry("a", "F32", "[2]", 0, 8) + "}", std::string(7, 'x'))).find("byte 8"), std::string::npos);
   EXPECT_NE(message(file_of("{" + entry("a", "F32", "[2]", 0, 4) + "}", std::string(4, 'x'))).find("need 8"), std::string::npos);
-  EXPECT_NE(message(file_of("{" + entry("a", "F32", "[1]", 0, 4) + "," + entry("b", "F32", "[1]", 8, 12) + "}", std::string(12, 'x'))).find("hole at byte 4"), std::string::npos);
+  EXPECT_NE(message(file_of("{" + entry("a", "F32", "[1]", 0, 4) + "," + entry("b", "F32", "[1]", 8, 12) + "}", std::string(12, 'x'))).find("\"b\" begins at byte 8 of the data, the one before ends at 4: a hole"), std::string::npos);
   EXPECT_NE(message(file_of("{" + entry("a", "F32", "[2]", 0, 8) + "," + entry("b", "F32", "[1]", 4, 8) + "}", std::string(8, 'x'))).find("overlap"), std::string::npos);
   EXPECT_NE(message(file_of("{" + entry("a", "F33", "[1]", 0, 4) + "}", std::string(4, 'x'))).find("F33"), std::string::npos);
   EXPECT_NE(message(file_of("{" + entry("a", "F32", "[1]", 0, 4) + "," + entry("a", "F32", "[1]", 0, 4) + "}", std::string(4, 'x'))).find("a"), std::string::npos);
