@@ -106,6 +106,9 @@ int main(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& e) {
     say(e.path1().string() + ": " + e.code().message());
     return moeplan::cli::kBadInput;
+  } catch (const std::bad_alloc&) {
+    say("this machine's memory is used up; a smaller model, batch or search needs less");
+    return moeplan::cli::kBadInput;
   } catch (const std::exception& e) {
     say(std::string("internal error, please report it: ") + e.what());
     return moeplan::cli::kBug;

@@ -94,6 +94,7 @@ Output run_slice(const Context& context, RunOptions options, const LoadedPlan& l
                   .slice = &slice,
                   .whole = {},
                   .fingerprint = {},
+                  .at_peak = {},
                   .out = {}};
   try {
     run_rank(session, nullptr, nullptr);
@@ -128,7 +129,12 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
                   .slice = nullptr,
                   .whole = {},
                   .fingerprint = run_fingerprint(problem, one_rank_plan(problem, loaded.plan)),
+                  .at_peak = {},
                   .out = {}};
+  if (opened.backend->name() == "cuda") {
+    const Forecast expected = forecast(problem, loaded.plan);
+    session.at_peak = {expected.mfu * expected.step.value};
+  }
   const bool keeps = !options.checkpoint.empty() || !options.adapter.empty() || !options.from_adapter.empty();
   if (options.ranks > 1 && keeps && (!world || world->rank() == 0))
     session.whole.emplace(problem, loaded.plan, options.float32 ? CpuStorage::wide : CpuStorage::as_planned);

@@ -43,9 +43,10 @@ Json provenance(const RunOptions& options, const Context& context, const std::st
   return out;
 }
 
-std::string step_line(const StepReport& r) {
-  return fmt::format("step {:>5}  loss {:<9.5g} grad norm {:<9.4g} lr {:<9.3g} {:>7.0f} tokens/s{}{}\n", r.step, r.loss,
+std::string step_line(const StepReport& r, double mfu) {
+  return fmt::format("step {:>5}  loss {:<9.5g} grad norm {:<9.4g} lr {:<9.3g} {:>7.0f} tokens/s{}{}{}\n", r.step, r.loss,
                      r.gradient_norm, r.learning_rate, r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0,
+                     mfu > 0 ? fmt::format("  MFU {}", percent(mfu)) : "",
                      r.routing.empty() ? "" : fmt::format("  max/mean load {:.2f}", r.max_over_mean),
                      (r.rank_max_over_mean > 0 ? fmt::format("  busiest rank {:.2f}", r.rank_max_over_mean) : "") +
                          (r.drop_rate > 0 ? fmt::format("  dropped {}", percent(r.drop_rate)) : "") +
@@ -112,7 +113,7 @@ class RankRun {
           recorder_->record(i, n, begin, end);
         });
       }
-      const StepReport report = trainer_.step(batches());
+      const StepReport report = step();
       if (first_) show(report, watch);
       signal = agreed(first_ || o_.processes ? s_.signals.pending() : 0);
       if (!o_.checkpoint.empty() && signal == 0 && o_.save_every > 0 && trainer_.steps_done() % o_.save_every == 0)
@@ -122,6 +123,14 @@ class RankRun {
   }
 
  private:
+  StepReport step() {
+    try {
+      return trainer_.step(batches());
+    } catch (const OutOfMemory& e) {
+      throw OutOfMemory(e.where(), fmt::format("step {}: {}", trainer_.steps_done() + 1, e.reason()), e.fix());
+    }
+  }
+
   Parameters& whole() { return world_ ? s_.whole->parameters() : trainer_.parameters(); }
   Backend& of_whole() { return world_ ? s_.whole->backend() : *backend_; }
   void tell(const char* phase) {
@@ -194,7 +203,8 @@ class RankRun {
 
   void show(const StepReport& report, Watch& watch) {
     tokens_ += report.tokens;
-    Json line = step_json(report, trainer_.memory());
+    const double mfu = report.seconds > 0 ? s_.at_peak.value / report.seconds : 0;
+    Json line = step_json(report, trainer_.memory(), mfu);
     if (s_.slice) line["communication_s"] = trainer_.walk().communication_seconds() - std::exchange(communicated_, trainer_.walk().communication_seconds());
     for (std::string& warning : watch.warnings(report)) {
       if (s_.context.json)
@@ -205,11 +215,11 @@ class RankRun {
     if (s_.context.json)
       say_now(line.dump() + "\n");
     else if (!s_.context.quiet)
-      say_now(step_line(report));
+      say_now(step_line(report, mfu));
     s_.context.show_progress(static_cast<double>(report.step) / static_cast<double>(o_.train.steps));
     steps_.push_back(line);
     if (!o_.prometheus.empty())
-      write_text_file(o_.prometheus, prometheus_text(report, trainer_.memory(), s_.predicted, tokens_));
+      write_text_file(o_.prometheus, prometheus_text(report, trainer_.memory(), s_.predicted, tokens_, mfu));
   }
 
   std::optional<Saved> save() {

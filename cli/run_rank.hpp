@@ -67,6 +67,7 @@ struct Session {
   const SlicePrediction* slice = nullptr;  ///< of a rank that runs alone
   std::optional<WholeState> whole;  ///< rank 0 of several, where saves or adapters are asked for
   std::string fingerprint;
+  Seconds at_peak{};                       ///< time of the step's model flops at the devices' bf16 peak; 0 where none of them runs it
   Output out;
 };
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.hpp"
 #include "kernels/catalogue.hpp"
 
 namespace moeplan {
@@ -42,6 +43,12 @@ struct WeightForm {
   bool operator==(const WeightForm&) const = default;
 };
 
+/// Memory ran out although the plan foresaw enough: `where` is the buffer, the run adds the step.
+class OutOfMemory : public InputError {
+ public:
+  using InputError::InputError;
+};
+
 class Backend {
  public:
   /// Memory of the backend; freed with its last owner.
@@ -59,7 +66,7 @@ class Backend {
   [[nodiscard]] virtual DType held(DType planned) const = 0;
   /// The same of a frozen weight of this call, which is kept quantised where the backend computes with it so.
   [[nodiscard]] virtual WeightForm held_weight(const Op&, DType planned) const { return {held(planned)}; }
-  /// Zeroed memory, aligned to 64 bytes. Throws InputError naming `what` and the bytes where there is none.
+  /// Zeroed memory, aligned to 64 bytes. Throws OutOfMemory naming `what` and the bytes where there is none.
   [[nodiscard]] virtual Memory allocate(Bytes bytes, const std::string& what) = 0;
   /// Converts between floats here and a tensor there.
   virtual void write(const TensorView& to, std::span<const float> from) = 0;

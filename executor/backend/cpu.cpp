@@ -60,7 +60,7 @@ class CpuBackend final : public Backend {
   Memory allocate(Bytes bytes, const std::string& what) override {
     const std::size_t size = (static_cast<std::size_t>(bytes.value) + kAlignment) / kAlignment * kAlignment;
     auto* at = static_cast<std::byte*>(std::aligned_alloc(kAlignment, size));
-    if (!at) throw InputError(what, fmt::format("{} bytes cannot be had on this machine", bytes.value), "a smaller micro-batch, sequence or rank needs less");
+    if (!at) throw OutOfMemory(what, fmt::format("{} bytes cannot be had on this machine", bytes.value), "a smaller micro-batch, sequence or rank needs less");
     std::memset(at, 0, size);
     return {at, [](std::byte* p) { std::free(p); }};
   }

@@ -36,6 +36,7 @@ Op over(const Op& op, std::span<const TensorView> operands) {
     if (plain_bytes(contract[i].dtype) == 0 && operands[i].present() && plain_bytes(operands[i].dtype) != 0) return in_bf16(op);
   return as_held(op);
 }
+constexpr const char* kLess = "a smaller micro-batch, sequence or rank needs less";
 /// splitmix64's step: what a counter of `nearly_normal` advances by.
 constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15ull;
 
@@ -85,7 +86,7 @@ class CudaBackend final : public Backend {
     void* at = nullptr;
     if (cudaMalloc(&at, size) != cudaSuccess) {
       (void)cudaGetLastError();
-      throw InputError(what, fmt::format("{} bytes cannot be had on CUDA device {}, {} are free", bytes.value, device_, cuda_free_memory(device_).value), "a smaller micro-batch, sequence or rank needs less");
+      throw OutOfMemory(what, fmt::format("{} bytes cannot be had on CUDA device {}, {} are free", bytes.value, device_, cuda_free_memory(device_).value), kLess);
     }
     kernels::check(cudaMemsetAsync(at, 0, size, stream_.get()), "clear " + what);
     return {static_cast<std::byte*>(at), [](std::byte* p) { (void)cudaFree(p); }};
@@ -172,6 +173,7 @@ class CudaBackend final : public Backend {
     cudaGraphExec_t exec = nullptr;
     const cudaError_t made = cudaGraphInstantiate(&exec, graph, 0);
     (void)cudaGraphDestroy(graph);
+    if (made == cudaErrorMemoryAllocation) none_left("the recorded step", "make a recorded step ready");
     kernels::check(made, "make a recorded step ready");
     const std::shared_ptr<CUgraphExec_st> owned(exec, [](cudaGraphExec_t g) { (void)cudaGraphExecDestroy(g); });
     return [owned, stream = stream_.get()] { kernels::check(cudaGraphLaunch(owned.get(), stream), "queue a recorded step"); };
@@ -206,6 +208,21 @@ class CudaBackend final : public Backend {
   }
 
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    try {
+      perform(call, operands, gradients, context);
+    } catch (const kernels::CudaError& e) {
+      if (e.code != cudaErrorMemoryAllocation) throw;
+      none_left("scratch of " + key(call.op, call.pass, call.wants), e.what());
+    }
+  }
+
+ private:
+  [[noreturn]] void none_left(const std::string& buffer, const char* doing) {
+    (void)cudaGetLastError();
+    throw OutOfMemory(buffer, fmt::format("cannot be had on CUDA device {}, {} bytes are free ({})", device_, cuda_free_memory(device_).value, doing), kLess);
+  }
+
+  void perform(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) {
     const Op op = over(call.op, operands);
     const Operands contract = moeplan::operands(op);
     for (std::size_t i = 0; i < contract.size(); ++i)
@@ -279,7 +296,6 @@ class CudaBackend final : public Backend {
     }
   }
 
- private:
   void move(const std::byte* from, std::byte* to, const TensorView& t) {
     kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(t.shape.elements() * plain_bytes(t.dtype)), cudaMemcpyDeviceToDevice, stream_.get()), "copy a tensor");
   }

@@ -30,7 +30,7 @@ Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
 
 }  // namespace
 
-Json step_json(const StepReport& r, const MemoryBreakdown& memory) {
+Json step_json(const StepReport& r, const MemoryBreakdown& memory, double mfu) {
   Json out = Json::object();
   out["step"] = r.step;
   out["loss"] = number(r.loss);
@@ -40,6 +40,7 @@ Json step_json(const StepReport& r, const MemoryBreakdown& memory) {
   out["labelled"] = r.labelled;
   out["step_s"] = r.seconds;
   out["tokens_per_second"] = r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0;
+  if (mfu > 0) out["mfu"] = mfu;
   out["mem_peak_bytes"] = memory.peak().value;
   out["imbalance_max"] = r.max_over_mean;
   if (r.rank_max_over_mean > 0) out["rank_imbalance_max"] = r.rank_max_over_mean;
@@ -53,7 +54,7 @@ Json step_json(const StepReport& r, const MemoryBreakdown& memory) {
   return out;
 }
 
-std::string prometheus_text(const StepReport& r, const MemoryBreakdown& measured, const MemoryBreakdown& predicted, std::int64_t total_tokens) {
+std::string prometheus_text(const StepReport& r, const MemoryBreakdown& measured, const MemoryBreakdown& predicted, std::int64_t total_tokens, double mfu) {
   std::string out;
   const auto metric = [&](const char* name, const char* type, const char* help) { out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type); };
   const auto value = [](double x) { return std::isnan(x) ? std::string("NaN") : std::isinf(x) ? std::string(x > 0 ? "+Inf" : "-Inf") : fmt::format("{}", x); };
@@ -65,6 +66,10 @@ std::string prometheus_text(const StepReport& r, const MemoryBreakdown& measured
   out += fmt::format("moeplan_grad_norm {}\n", value(r.gradient_norm));
   metric("moeplan_step_seconds", "gauge", "wall time of the step");
   out += fmt::format("moeplan_step_seconds {}\n", value(r.seconds));
+  if (mfu > 0) {
+    metric("moeplan_mfu_ratio", "gauge", "model flops over the devices' dense bf16 peak, without recompute");
+    out += fmt::format("moeplan_mfu_ratio {}\n", value(mfu));
+  }
   metric("moeplan_tokens_total", "counter", "tokens trained on since this process began");
   out += fmt::format("moeplan_tokens_total {}\n", total_tokens);
   metric("moeplan_drop_ratio", "gauge", "routed copies that were dropped");

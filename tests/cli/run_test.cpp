@@ -33,6 +33,19 @@ class RunCommand : public Folder {
   }
 };
 
+TEST_F(RunCommand, ForeseesThatMemoryWillNotDo) {
+  Json plan = load_json(file("plan.json"));
+  plan["problem"]["workload"]["sequence_length"] = 1 << 23;
+  write("long.json", plan.dump());
+  const Finished run = moeplan({"run", file("long.json"), "--steps", "1", "-o", file("measured.json")});
+  ASSERT_EQ(run.exit_code, 3) << run.err << run.out;
+  const Json why = parse_json(run.out, "stdout").at("infeasible");
+  EXPECT_GT(why.at("need_bytes").get<double>(), why.at("have_bytes").get<double>());
+  EXPECT_EQ(why.at("largest").size(), 3u);
+  EXPECT_FALSE(std::filesystem::exists(file("measured.json")));
+  EXPECT_LT(run.peak_kib, 500 << 10) << "nothing of it was allocated";
+}
+
 TEST_F(RunCommand, PlacesExpertsAnewAndResumesTheSameRun) {
   Json plan = plan_for(4);
   plan["plan"]["parallelism"]["ep"] = plan["plan"]["parallelism"]["dp_shard"] = 4;

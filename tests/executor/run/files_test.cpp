@@ -136,6 +136,18 @@ TEST(LoadWeights, RefuseRotationsThatAreNotComputed) {
   }
 }
 
+/// 2^60 bytes are in no address space.
+TEST(CpuBackend, NamesTheBufferThatCannotBeHad) {
+  const auto backend = cpu_backend(CpuStorage::wide);
+  try {
+    (void)backend->allocate({std::int64_t{1} << 60}, "arena");
+    FAIL();
+  } catch (const OutOfMemory& e) {
+    EXPECT_EQ(e.where(), "arena");
+    EXPECT_NE(e.reason().find("1152921504606846976 bytes"), std::string::npos) << e.reason();
+  }
+}
+
 TEST(Convert, RoundsToTheNearestAndBack) {
   EXPECT_EQ(from_bf16(to_bf16(1.0f)), 1.0f);
   EXPECT_EQ(from_bf16(to_bf16(1.00390625f)), 1.0f) << "half of the last place goes to the even one";

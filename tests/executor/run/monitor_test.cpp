@@ -31,6 +31,8 @@ TEST(StepJson, HasItsStableKeysAndNoNan) {
   const Json j = step_json(step(7, NAN, 2), {});
   for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens", "step_s", "tokens_per_second", "mem_peak_bytes", "imbalance_max", "drop_rate", "expert_tokens"}) EXPECT_TRUE(j.contains(key)) << key;
   EXPECT_TRUE(j.at("loss").is_null());
+  EXPECT_FALSE(j.contains("mfu")) << "nothing to hold it to";
+  EXPECT_EQ(step_json(step(7, 2, 2), {}, 0.25).at("mfu"), 0.25);
   EXPECT_EQ(j.at("tokens_per_second"), 200.0);
   EXPECT_EQ(j.at("expert_tokens").at("3"), (Json{10, 0, 2}));
 }
@@ -40,6 +42,8 @@ TEST(Prometheus, IsTextExposition) {
   memory[MemoryCategory::weights] = {64};
   const std::string text = prometheus_text(step(7, 2.5, NAN), memory, memory, 700);
   EXPECT_NE(text.find("# TYPE moeplan_tokens_total counter\nmoeplan_tokens_total 700\n"), std::string::npos);
+  EXPECT_EQ(text.find("mfu"), std::string::npos);
+  EXPECT_NE(prometheus_text(step(7, 2.5, 1), memory, memory, 700, 0.25).find("\nmoeplan_mfu_ratio 0.25\n"), std::string::npos);
   EXPECT_NE(text.find("moeplan_grad_norm NaN\n"), std::string::npos);
   EXPECT_NE(text.find("moeplan_expert_tokens{layer=\"3\",expert=\"0\"} 10\n"), std::string::npos);
   EXPECT_NE(text.find("moeplan_expert_imbalance_ratio{layer=\"3\"} 2.5\n"), std::string::npos);
