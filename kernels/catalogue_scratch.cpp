@@ -127,7 +127,7 @@ i64 scratch(const op::HyperPre& op, Pass pass, Wants wants) {
 i64 scratch(const op::Router& op, Pass pass, Wants wants) {
   if (pass == Pass::forward || wants == Wants{false, false}) return 0;
   const i64 rows = op.experts + op.zero_experts;
-  return padded(4 * op.tokens * rows) + padded(4 * rows);
+  return padded(4 * op.tokens * rows) + 2 * padded(2 * op.tokens * rows) + padded(4 * rows);
 }
 
 i64 scratch(const op::Permute& op, Pass pass, Wants) {

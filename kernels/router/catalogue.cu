@@ -1,13 +1,13 @@
-/// `router` as the catalogue calls it: logits by project.cuh straight into `scores`, where the router's kernel (cuda.hpp) turns them into
-/// scores as it chooses; backward from the scores: the logits' gradient in fp32, then dx = dz W, dW = dz^T x and db = sum dz.
-/// Bytes forward 2 t h + 8 t e, backward 2 t h for each of dx and dW and 8 t e; flops 2 t h e for each product.
+/// `router` as the catalogue calls it: logits by cuBLASLt straight into `scores`, where the router's kernel (cuda.hpp) turns them into
+/// scores as it chooses; backward from the scores: the logits' gradient in fp32, then dx = dz W, dW = dz^T x and db = sum dz. A choice hangs on its
+/// logits: sums leave the tensor cores every 2,048 of h. A gradient of logits enters its products as two bf16, its rounded value and the rest (16 bits of mantissa).
+/// Bytes forward 2 t h + 8 t e and 8 t e for every further 2,048 of h, backward 6 t h for each of dx and dW and 12 t e; flops 2 t h e a product, twice that backward.
 
 #include <algorithm>
 
 #include "kernels/cuda_frame.hpp"
 #include "kernels/router/cuda.hpp"
 #include "kernels/router/op.hpp"
-#include "kernels/router/project.cuh"
 #include "kernels/router/sparse_mixer.cuh"
 
 namespace moeplan::cuda {
@@ -30,6 +30,37 @@ router::Dims dims_of(const op::Router& op, double auxiliary = 0) {
 __global__ void __launch_bounds__(256) count_choices(i64 choices, int experts, const int* indices, int* counts) {
   const i64 i = static_cast<i64>(blockIdx.x) * 256 + threadIdx.x;
   if (i < choices && indices[i] >= 0 && indices[i] < experts) atomicAdd(&counts[indices[i]], 1);
+}
+
+/// z[row, e] = b[e].
+__global__ void __launch_bounds__(256) spread_bias(i64 count, int experts, const bf16* bias, float* z) {
+  const i64 i = static_cast<i64>(blockIdx.x) * 256 + threadIdx.x;
+  if (i < count) z[i] = widened(bias[i % experts]);
+}
+
+/// v = high + low, to 16 bits of mantissa.
+__global__ void __launch_bounds__(256) halve(i64 count, const float* v, bf16* high, bf16* low) {
+  const i64 i = static_cast<i64>(blockIdx.x) * 256 + threadIdx.x;
+  if (i >= count) return;
+  high[i] = narrowed<bf16>(v[i]);
+  low[i] = narrowed<bf16>(v[i] - widened(high[i]));
+}
+
+unsigned blocks_of(i64 count) { return static_cast<unsigned>((count + 255) / 256); }
+
+/// z = x W^T (+ b), fp32.
+void project(const op::Router& op, const Frame& f, float* z) {
+  constexpr i64 most = 2048;
+  const i64 rows = rows_of(op);
+  if (op.bias) {
+    spread_bias<<<blocks_of(op.tokens * rows), 256, 0, f.stream()>>>(op.tokens * rows, static_cast<int>(rows), f["b"].as<bf16>(), z);
+    kernels::check_launch("router bias", shape(op));
+  }
+  for (i64 k = 0; k < op.hidden; k += most) {
+    const i64 columns = std::min(most, op.hidden - k);
+    f.products().multiply({f["x"].as<bf16>() + k, op.tokens, columns, false, DType::bf16, op.hidden}, {f["w"].as<bf16>() + k, rows, columns, true, DType::bf16, op.hidden}, z, DType::f32, 1,
+                          op.bias || k > 0 ? 1.0f : 0.0f, f.stream());
+  }
 }
 
 /// out[c] = sum over rows of dz[row, c], fp32 in a fixed order: 32 columns a block, 8 parts of the rows.
@@ -61,9 +92,7 @@ void forward(const op::Router& op, const Frame& f) {
   float* scores = f["scores"].as<float>();
   const i64 rows = rows_of(op);
   const bool mixes = op.score == RouterScore::sparse_mixer;
-  if (op.tokens > 0)
-    router_detail::queue_project<true, true>({op.tokens, rows, op.hidden}, f["x"].as<bf16>(), op.hidden, f["w"].as<bf16>(), op.hidden, f["b"].as<bf16>(),
-                                             mixes ? f["logits"].as<float>() : scores, f.stream());
+  if (op.tokens > 0) project(op, f, mixes ? f["logits"].as<float>() : scores);
   if (mixes) {
     kernels::check(cudaMemsetAsync(f["counts"].as<std::int32_t>(), 0, static_cast<std::size_t>(4 * rows), f.stream()), "router forward [" + shape(op) + "]: counts");
     if (op.tokens == 0) return;
@@ -85,6 +114,8 @@ void backward(const op::Router& op, const Frame& f) {
   const i64 rows = rows_of(op);
   bf16 *dx = f.d("x").as<bf16>(), *dw = f.d("w").as<bf16>(), *db = f.d("b").as<bf16>();
   float* dz = f.scratch<float>();
+  bf16* const high = reinterpret_cast<bf16*>(f.scratch<char>() + aligned_bytes(4 * op.tokens * rows));
+  bf16* const low = high + aligned_bytes(2 * op.tokens * rows) / 2;
   if (op.tokens == 0) {
     if (dw != nullptr) kernels::check(cudaMemsetAsync(dw, 0, static_cast<std::size_t>(2 * rows * op.hidden), f.stream()), "router backward [" + shape(op) + "]");
     if (db != nullptr) kernels::check(cudaMemsetAsync(db, 0, static_cast<std::size_t>(2 * rows), f.stream()), "router backward [" + shape(op) + "]");
@@ -98,10 +129,10 @@ void backward(const op::Router& op, const Frame& f) {
   if (f.ragged().auxiliary != 0 && f.ragged().rows_of_expert != nullptr) {   // the choices of other ranks' tokens too
     call.counts = f.ragged().rows_of_expert;
   } else if (f.ragged().auxiliary != 0) {
-    int* counts = reinterpret_cast<int*>(f.scratch<char>() + aligned_bytes(4 * op.tokens * rows));
+    int* counts = reinterpret_cast<int*>(f.scratch<char>() + aligned_bytes(4 * op.tokens * rows) + 2 * aligned_bytes(2 * op.tokens * rows));
     kernels::check(cudaMemsetAsync(counts, 0, static_cast<std::size_t>(4 * rows), f.stream()), "router backward [" + shape(op) + "]: counts");
     const i64 choices = op.tokens * op.top_k;
-    count_choices<<<static_cast<unsigned>((choices + 255) / 256), 256, 0, f.stream()>>>(choices, static_cast<int>(rows), indices, counts);
+    count_choices<<<blocks_of(choices), 256, 0, f.stream()>>>(choices, static_cast<int>(rows), indices, counts);
     kernels::check_launch("router counts", shape(op));
     call.counts = counts;
   }
@@ -110,8 +141,15 @@ void backward(const op::Router& op, const Frame& f) {
     router_detail::mix_backward<<<mixer_blocks(op), router_detail::mixer_warps * 32, 0, f.stream()>>>(mixer_of(op, f), indices, dweights, dz);
     kernels::check_launch("router backward", shape(op));
   }
-  if (dx != nullptr) router_detail::queue_project<true, false>({op.tokens, op.hidden, rows}, static_cast<const float*>(dz), rows, f["w"].as<bf16>(), op.hidden, nullptr, dx, f.stream());
-  if (dw != nullptr) router_detail::queue_project<false, false>({rows, op.hidden, op.tokens}, static_cast<const float*>(dz), rows, f["x"].as<bf16>(), op.hidden, nullptr, dw, f.stream());
+  if (dx != nullptr || dw != nullptr) {
+    halve<<<blocks_of(op.tokens * rows), 256, 0, f.stream()>>>(op.tokens * rows, dz, high, low);
+    kernels::check_launch("router gradient of the logits", shape(op));
+  }
+  for (const bf16* part : {low, high}) {   // the small one first: its rounding is of no account
+    const float before = part == low ? 0.0f : 1.0f;
+    if (dx != nullptr) f.products().multiply({part, op.tokens, rows}, {f["w"].data, rows, op.hidden}, dx, DType::bf16, 1, before, f.stream());
+    if (dw != nullptr) f.products().multiply({part, op.tokens, rows, true}, {f["x"].data, op.tokens, op.hidden}, dw, DType::bf16, 1, before, f.stream());
+  }
   if (db != nullptr) {
     sum_columns<<<static_cast<unsigned>((rows + 31) / 32), 256, 0, f.stream()>>>(op.tokens, rows, dz, db);
     kernels::check_launch("router gradient of the bias", shape(op));
@@ -134,7 +172,7 @@ std::string refusal(const op::Router& op) {
 }
 std::int64_t scratch(const op::Router& op, Pass pass, Wants wants) {
   if (pass == Pass::forward || wants == Wants{false, false}) return 0;
-  return aligned_bytes(4 * op.tokens * rows_of(op)) + aligned_bytes(4 * rows_of(op));
+  return aligned_bytes(4 * op.tokens * rows_of(op)) + 2 * aligned_bytes(2 * op.tokens * rows_of(op)) + aligned_bytes(4 * rows_of(op));
 }
 
 }  // namespace moeplan::cuda
