@@ -20,8 +20,8 @@ struct RoutedRows {
   std::vector<std::size_t> forward, backward, weight_backward;  ///< positions of the calls in their pass
 };
 
-/// Nothing where more than rows depends on the load: rows gathered over expert-tensor ranks, copies to the host, an
-/// exchange in pieces, exchanges of different size in one block. Empty where no rows leave the rank.
+/// Nothing where more than rows depends on the load: rows gathered over expert-tensor ranks, copies to the host,
+/// exchanges of different size in one block. Empty where no rows leave the rank.
 [[nodiscard]] std::optional<RoutedRows> routed_rows(const Block& block);
 
 /// Makes the block what lowering it with this `routed_scale` gives (tests/program/routed_rows_test.cpp).
