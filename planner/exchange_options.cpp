@@ -75,7 +75,8 @@ std::vector<ExpertExchange> exchange_options(const Problem& problem, const Searc
         out.back().overflow = Overflow::reroute;
       }
   if (!options.wide || p.ep == 1 || experts == 0) return out;
-  const bool spans = static_cast<std::int64_t>(p.ep) * p.etp > scale_up_domain(problem.cluster);
+  // Where every copy of a token travels there is no other route.
+  const bool spans = problem.runtime.deduplicated_dispatch && static_cast<std::int64_t>(p.ep) * p.etp > scale_up_domain(problem.cluster);
   if (!pins.route && spans) vary([](ExpertExchange& x) { x.route = DispatchRoute::direct; });
   if (!pins.placement && !pins.expert_replicas) {
     const std::size_t n = out.size();

@@ -279,11 +279,33 @@ TEST(Search, KeepsWhatBruteForceKeepsOverWhatIsAskedFor) {
   spanning.pins.recompute = Recompute::none;
   spanning.pins.frozen_storage = DType::bf16;
   spanning.pins.expert_chunks = 1;
-  const Problem nodes = problem("qwen3-30b-a3b", 16);
-  std::set<std::pair<ExpertPlacement, DispatchRoute>> ways;
-  for (const Grid::Block& b : grid(nodes, spanning).blocks) ways.emplace(b.plan.experts.placement, b.plan.experts.route);
-  EXPECT_EQ(ways.size(), 6u) << "in order, balanced, hierarchical; two hops, direct";
+  Problem nodes = problem("qwen3-30b-a3b", 16);
+  const auto ways = [&] {
+    std::set<std::pair<ExpertPlacement, DispatchRoute>> out;
+    for (const Grid::Block& b : grid(nodes, spanning).blocks) out.emplace(b.plan.experts.placement, b.plan.experts.route);
+    return out.size();
+  };
+  EXPECT_EQ(ways(), 3u) << "in order, balanced, hierarchical; every copy of a token travels, whatever the route";
+  nodes.runtime.deduplicated_dispatch = true;
+  EXPECT_EQ(ways(), 6u) << "two hops, direct";
   expect_what_brute_force_keeps(nodes, spanning);
+}
+
+// Tokens that go to 4 of 8 groups of experts, once to each node: what placements send differs, and so does the rank that waits.
+TEST(Search, KeepsWhatBruteForceKeepsWhereGroupsOfExpertsLieOnNodes) {
+  SearchOptions options;
+  options.wide = true;
+  options.pins.micro_batch = 1;
+  options.pins.tp = 1;
+  options.pins.pp = 2;
+  options.pins.ep = 16;
+  options.pins.recompute = Recompute::none;
+  options.pins.frozen_storage = DType::bf16;
+  options.pins.expert_chunks = 1;
+  options.pins.schedule = Schedule::one_forward_one_backward;
+  Problem p = problem("deepseek-v3", 32);
+  p.runtime.deduplicated_dispatch = true;
+  expect_what_brute_force_keeps(p, options);
 }
 
 TEST(Search, OverOptimizersKeepsTheBestPlanOfTheBestOptimizer) {
@@ -306,8 +328,9 @@ TEST(Search, OverOptimizersKeepsTheBestPlanOfTheBestOptimizer) {
   EXPECT_EQ(all.searched, searched);
   ASSERT_EQ(all.optimizers.size(), all.plans.size());
   const double low = all.plans.front().forecast.tokens_per_second_interval.low;
-  EXPECT_NEAR(low, best, 0.01 * best);   // plans as good within a step of ranking are ordered by memory
-  EXPECT_NEAR(low, alone[all.optimizers.front()], 0.01 * best) << "labelled " << name_of(all.optimizers.front());
+  // Throughputs within one step of ranking, half a per cent, are ordered by memory: the first plan may be that much behind the fastest.
+  EXPECT_NEAR(low, best, 0.005 * best);
+  EXPECT_NEAR(low, alone[all.optimizers.front()], 0.005 * best) << "labelled " << name_of(all.optimizers.front());
 }
 
 TEST(Search, AnswersAWideSearchTheSameOnOneAndManyThreads) {
