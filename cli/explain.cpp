@@ -13,6 +13,7 @@
 #include "core/write.hpp"
 #include "planner/exchange_reach.hpp"
 #include "planner/planner.hpp"
+#include "planner/searched_space.hpp"
 #include "planner/sensitivity.hpp"
 
 namespace moeplan::cli {
@@ -44,8 +45,8 @@ bool another_plan(const Plan& a, const Plan& b) { return a != b; }
 bool other_cuts(const Plan& a, const Plan& b) { return a.parallelism.tp != b.parallelism.tp || a.parallelism.cp != b.parallelism.cp; }
 
 /// The best plan with all pins but those that `loosen` frees, if one fits that differs from `plan` as `differs` says.
-std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, int threads, const std::function<void(Pins&)>& loosen, bool (*differs)(const Plan&, const Plan&)) {
-  SearchOptions options;
+std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, const SearchedSpace& space, int threads, const std::function<void(Pins&)>& loosen, bool (*differs)(const Plan&, const Plan&)) {
+  SearchOptions options = search_of(space);
   options.pins = pinned_to(plan);
   options.top = differs == another_plan ? 2 : 32;   // layouts of the plan's own cuts may fill the first places
   options.threads = threads;
@@ -59,10 +60,10 @@ std::optional<RankedPlan> best_with(const Problem& problem, const Plan& plan, in
   return std::nullopt;
 }
 
-std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int threads) {
+std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, const SearchedSpace& space, int threads) {
   std::vector<Neighbour> out;
   const auto try_one = [&](const std::function<void(Pins&)>& loosen, const std::function<std::string(const Plan&)>& change, bool (*differs)(const Plan&, const Plan&) = another_plan) {
-    if (auto found = best_with(problem, plan, threads, loosen, differs)) out.push_back({change(found->plan), found->forecast});
+    if (auto found = best_with(problem, plan, space, threads, loosen, differs)) out.push_back({change(found->plan), found->forecast});
   };
   try_one([](Pins& p) { p.micro_batch.reset(); }, [](const Plan& p) { return fmt::format("micro-batch {}", p.micro_batch); });
   try_one([](Pins& p) { p.recompute.reset(); }, [](const Plan& p) { return fmt::format("recompute {}", name_of(p.recompute)); });
@@ -75,6 +76,18 @@ std::vector<Neighbour> neighbours(const Problem& problem, const Plan& plan, int 
           [](const Plan& p) { return fmt::format("tensor ranks {}, context ranks {}", p.parallelism.tp, p.parallelism.cp); }, other_cuts);
   try_one([](Pins& p) { p.pp.reset(), p.stage_layers.clear(), p.dp_shard.reset(), p.dp_replicate.reset(), p.expert_shard.reset(); },
           [](const Plan& p) { return "layout " + layout_text(p.parallelism); });
+  const auto ways = [](const Plan& p) {
+    const std::string words = order_text(p);
+    return words.empty() ? std::string("1f1b, equal stages, experts in order") : words.substr(2);
+  };
+  if (space.wide) {
+    try_one([](Pins& p) { p.schedule.reset(), p.virtual_stages.reset(), p.stage_layers.clear(); }, [&](const Plan& p) { return "order and split of stages: " + ways(p); });
+    try_one([](Pins& p) { p.placement.reset(), p.expert_replicas.reset(); }, [&](const Plan& p) { return "placement of experts: " + ways(p); });
+    try_one([](Pins& p) { p.expert_chunks.reset(), p.route.reset(); }, [&](const Plan& p) { return "pieces and route: " + ways(p); });
+  }
+  if (space.offload) try_one([](Pins& p) { p.offload.reset(); }, [](const Plan& p) { return fmt::format("to host memory: {}", name_of(p.offload)); });
+  if (space.dispatch) try_one([](Pins& p) { p.dispatch.reset(); }, [](const Plan& p) { return fmt::format("dispatch as {}", name_of(p.experts.dispatch)); });
+  if (space.capacity || space.overflow) try_one([](Pins& p) { p.capacity_factor.reset(), p.overflow.reset(); }, [&](const Plan& p) { return "capacity: " + (p.experts.capacity_factor ? ways(p) : std::string("none")); });
   std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.forecast.tokens_per_second > b.forecast.tokens_per_second; });
   return out;
 }
@@ -84,16 +97,21 @@ struct Choice {
   std::optional<RankedPlan> better;         ///< of the better plans the one that differs least
   std::vector<Threshold> thresholds;
   std::optional<MoreMemory> memory;
+  SearchedSpace space;                      ///< in which was looked
+  std::int64_t searched = 0;                ///< plans of it
 };
 
-Choice choice(const LoadedPlan& loaded, const Forecast& f, int threads) {
+Choice choice(const Context& context, const LoadedPlan& loaded, const Forecast& f, const SearchedSpace& space) {
   Choice out;
-  SearchOptions options;
+  out.space = space;
+  SearchOptions options = search_of(space);
   options.top = 4;
-  options.threads = threads;
+  options.threads = context.threads;
+  options.progress = context.show_progress;
   std::vector<Plan> others;
   try {
     const Answer answer = moeplan::plan(loaded.problem, options);
+    out.searched = answer.searched;
     int nearest = std::numeric_limits<int>::max();
     for (const RankedPlan& r : answer.plans) {
       if (r.plan == loaded.plan) continue;
@@ -105,7 +123,7 @@ Choice choice(const LoadedPlan& loaded, const Forecast& f, int threads) {
   } catch (const InputError&) {
     // A pinned batch that no searched layout divides: there is nothing to compare with.
   }
-  out.thresholds = thresholds(loaded.problem, loaded.plan, others, threads);
+  out.thresholds = thresholds(loaded.problem, loaded.plan, others, context.threads);
   return out;
 }
 
@@ -119,6 +137,7 @@ std::string choice_text(const Context& context, const Problem& problem, const Ch
   if (c.better)
     out += wrapped(fmt::format("  Nearest better plan: {} ({:.0f} tokens/s, peak {}).", plan_words(c.better->plan), c.better->forecast.tokens_per_second, human(c.better->forecast.memory_p95.peak())), kWidth, 2) + "\n";
   else out += "  No plan that was searched is better.\n";
+  out += fmt::format("  Compared with the {} plans of the {} search{}.\n", grouped(c.searched), c.space.wide ? "wide" : "narrow", c.space.wide ? "" : " (plan with --search wide to compare with all orders, splits and placements)");
   for (const Threshold& t : c.thresholds)
     out += wrapped(fmt::format("  With {} x {:.2f} another plan wins: {} ({:+.1f} % at x {:.2f}).", printable(t.number), t.factor, plan_words(t.plan), 100 * t.gain, t.factor * t.factor), kWidth, 2) + "\n";
   if (c.thresholds.empty()) out += "  No rate of the device or its links within a factor of 4 lets one of the next three plans win.\n";
@@ -131,7 +150,7 @@ std::string choice_text(const Context& context, const Problem& problem, const Ch
 Json choice_json(const Choice& c) {
   Json list = Json::array();
   for (const Threshold& t : c.thresholds) list.push_back({{"number", t.number}, {"factor", t.factor}, {"plan", to_json(t.plan)}, {"gain", t.gain}});
-  return {{"nearest_better", c.better ? plan_json(*c.better) : Json(nullptr)}, {"thresholds", std::move(list)},
+  return {{"search", to_json(c.space)}, {"searched", c.searched}, {"nearest_better", c.better ? plan_json(*c.better) : Json(nullptr)}, {"thresholds", std::move(list)},
           {"more_memory", c.memory ? Json{{"faster", c.memory->faster}, {"plan", plan_json(c.memory->plan)}} : Json(nullptr)}};
 }
 
@@ -175,11 +194,13 @@ Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vect
 }
 
 Output run(const Context& context, const std::string& file) {
-  const LoadedPlan loaded = read_plan_file(load_json(file), file);
+  const Json json = load_json(file);
+  const LoadedPlan loaded = read_plan_file(json, file);
+  const SearchedSpace space = read_searched_space(json, file);
   const Forecast f = forecast(loaded.problem, loaded.plan);
-  const std::vector<Neighbour> near = neighbours(loaded.problem, loaded.plan, context.threads);
+  const std::vector<Neighbour> near = neighbours(loaded.problem, loaded.plan, space, context.threads);
   const Simulation s = simulate(loaded.problem, loaded.plan);
-  const Choice sure = choice(loaded, f, context.threads);
+  const Choice sure = choice(context, loaded, f, space);
   if (context.json) return {explained_json(loaded, f, near, s, sure).dump(2) + "\n", {}, 0};
   const Plan& p = loaded.plan;
   std::string out = problem_text(loaded.problem);

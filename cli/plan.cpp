@@ -9,6 +9,7 @@
 #include "cli/problem_options.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
+#include "planner/searched_space.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -147,7 +148,7 @@ Output run(const Context& context, const PlanOptions& options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (!options.output.empty()) {
     if (answer.plans.empty()) out.notes.push_back(options.output + " is not written: there is no plan");
-    else write_text_file(options.output, plan_file(problem_of(problem, answer, 0), answer.plans.front()).dump(1) + "\n");
+    else write_text_file(options.output, plan_file(problem_of(problem, answer, 0), answer.plans.front(), searched_space(search)).dump(1) + "\n");
   }
   out.exit_code = answer.infeasible ? kInfeasible : 0;
   if (context.json) {

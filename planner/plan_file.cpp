@@ -5,6 +5,7 @@
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "planner/rules.hpp"
+#include "planner/searched_space.hpp"
 #include "sim/program/architectures/architecture.hpp"
 
 namespace moeplan {
@@ -67,7 +68,7 @@ Json plan_file(const Problem& problem, const RankedPlan& ranked) {
 LoadedPlan read_plan_file(const Json& json, const std::string& where) {
   const Place top(json, where);
   if (!json.is_object()) top.wrong_type("an object");
-  refuse_unknown_keys(top, {"format", "plan", "predicted", "problem", "model_config"});
+  refuse_unknown_keys(top, {"format", "plan", "predicted", "problem", "model_config", "search"});
   for (const char* key : {"format", "plan", "problem", "model_config"})
     if (!json.contains(key)) throw InputError(top.child(key), "is missing", "write the file with `moeplan plan ... -o plan.json`");
   if (const std::string format = read_string(top.at("format")); format != kFormat)
@@ -76,6 +77,7 @@ LoadedPlan read_plan_file(const Json& json, const std::string& where) {
   LoadedPlan out;
   out.plan = read<Plan>(top.at("plan"));
   out.problem = {json.at("model_config"), file.model_name, import_model(json.at("model_config"), where + ": model_config", file.model_name), file.cluster, file.workload, file.load, file.runtime, file.profile};
+  (void)read_searched_space(json, where);   // refuses what is none
   check_loaded(out, top, where);
   return out;
 }
