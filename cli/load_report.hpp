@@ -9,7 +9,7 @@ namespace moeplan::cli {
 struct LoadOptions {
   std::int64_t draws = 16;
   std::optional<std::int64_t> seed;
-  std::string placement = "contiguous", placed_on;
+  std::string placement = "contiguous", placed_on, served;
   std::int64_t replicas = 0;
   std::optional<double> capacity_factor;
 };

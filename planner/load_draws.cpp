@@ -89,6 +89,8 @@ class Draws {
     LoadDraws out;
     out.seed = problem_.load.seed;
     out.draws = options_.draws;
+    out.load = problem_.load.name;
+    out.placed_on = options_.placed_on ? options_.placed_on->name : problem_.load.name;
     out.served = served_;
     out.micro_batches_drawn = distinct_;
     std::vector<OneDraw> draws(index(options_.draws));

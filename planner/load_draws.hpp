@@ -20,6 +20,7 @@ struct LoadDrawOptions {
 
 struct LoadDraws {
   std::int64_t seed = 0, draws = 0;
+  std::string load, placed_on;              ///< names of the load that is served and of the one that experts were placed for
   std::int64_t micro_batches_drawn = 0;     ///< distinct ones per draw; a longer step repeats them
   std::vector<double> step;                 ///< seconds, ascending
   std::vector<double> peak;                 ///< bytes of the fullest rank, allocator's reserve included, ascending

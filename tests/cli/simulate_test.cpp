@@ -120,6 +120,29 @@ TEST_F(Simulate, RefusesTracesThatDoNotFitTheModel) {
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1);
 }
 
+// Planned on one trace, run on another: the placement made for the first is worse on the second than one made for it.
+TEST_F(Simulate, DriftServesAnotherLoadThanTheOnePlacedFor) {
+  const std::string plan = file("placed.json");
+  ASSERT_EQ(moeplan({"plan", "deepseek-v3", "--cluster", "64xh200", "--ep", "32", "--pp", "1", "--load", "deepseek-v3-prefill-in1024", "--expert-placement", "balanced", "--expert-replicas", "32", "-o", plan}).exit_code, 0);
+  const auto busiest = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"simulate", plan, "--json", "--draws", "2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished run = moeplan(arguments);
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return parse_json(run.out, "stdout").at("load").at("busiest_rank").get<double>();
+  };
+  const double fresh = busiest({}), drifted = busiest({"--served", "deepseek-v3-prefill-in4096"});
+  EXPECT_LT(fresh, 1.15);
+  EXPECT_GT(drifted, fresh + 0.05);
+  const Finished text = moeplan({"simulate", plan, "--draws", "2", "--served", "deepseek-v3-prefill-in4096"});
+  EXPECT_NE(text.out.find("expert load deepseek-v3-prefill-in4096"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("placed for deepseek-v3-prefill-in1024"), std::string::npos) << text.out;
+  // In their order experts lie where they lie: there is nothing to drift from.
+  const Finished none = moeplan({"simulate", file("plan.json"), "--served", "uniform"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_NE(none.err.find("experts lie in their order"), std::string::npos) << none.err;
+}
+
 TEST_F(Simulate, TheAnswerDoesNotDependOnThreads) {
   EXPECT_EQ(moeplan({"simulate", file("plan.json"), "--json", "--threads", "1"}).out, moeplan({"simulate", file("plan.json"), "--json", "--threads", "8"}).out);
 }
