@@ -24,9 +24,14 @@ bool something_fits(const Problem& problem, SearchOptions options) {
   }
 }
 
-/// The smallest cluster of the same kind on which something fits, by doubling.
+/// The smallest cluster of the same kind on which something fits, by doubling. One machine is joined with more by whatever network: memory alone is asked for.
 std::optional<std::int64_t> larger_cluster(const Problem& problem, const SearchOptions& options) {
   Problem larger = problem;
+  if (std::vector<LinkTier>& tiers = larger.cluster.tiers; !tiers.empty() && tiers.back().kind != LinkKind::network) {
+    tiers.push_back(tiers.back());
+    tiers.back().kind = LinkKind::network;
+    tiers.back().span = 0;
+  }
   for (int doubling = 0; doubling < 6; ++doubling) {
     try {
       larger.cluster = resized(larger.cluster, 2 * larger.cluster.devices());

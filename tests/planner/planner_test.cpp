@@ -190,6 +190,14 @@ TEST(Search, FullFineTuningOfK3DoesNotFit128H200) {
 }
 
 // A million tokens on one rank are terabytes of activations: more devices would not help, shorter sequences would.
+// A machine has no network to the next one in its file, but two of them hold twice as much.
+TEST(Search, OneMachineThatIsTooSmallIsAnsweredWithMoreOfThem) {
+  const Answer answer = plan(problem("deepseek-v3", 4), {});
+  ASSERT_TRUE(answer.infeasible);
+  EXPECT_EQ(answer.infeasible->largest.front().name, "weights");
+  EXPECT_NE(answer.infeasible->nearest_fix.find("8 devices of this kind"), std::string::npos) << answer.infeasible->nearest_fix;
+}
+
 TEST(Search, ActivationsThatDoNotFitAreAnsweredWithAShorterSequence) {
   Problem p = problem("qwen3-30b-a3b", 16);
   p.workload.sequence_length = 1 << 20;
