@@ -137,7 +137,7 @@ std::string choice_text(const Context& context, const Problem& problem, const Ch
   if (c.better)
     out += wrapped(fmt::format("  Nearest better plan: {} ({:.0f} tokens/s, peak {}).", plan_words(c.better->plan), c.better->forecast.tokens_per_second, human(c.better->forecast.memory_p95.peak())), kWidth, 2) + "\n";
   else out += "  No plan that was searched is better.\n";
-  out += fmt::format("  Compared with the {} plans of the {} search{}.\n", grouped(c.searched), c.space.wide ? "wide" : "narrow", c.space.wide ? "" : " (plan with --search wide to compare with all orders, splits and placements)");
+  out += wrapped(fmt::format("  Compared with the {} plans of the {} search{}.", grouped(c.searched), c.space.wide ? "wide" : "narrow", c.space.wide ? "" : " (plan with --search wide to compare with all orders, splits and placements)"), kWidth, 2) + "\n";
   for (const Threshold& t : c.thresholds)
     out += wrapped(fmt::format("  With {} x {:.2f} another plan wins: {} ({:+.1f} % at x {:.2f}).", printable(t.number), t.factor, plan_words(t.plan), 100 * t.gain, t.factor * t.factor), kWidth, 2) + "\n";
   if (c.thresholds.empty()) out += "  No rate of the device or its links within a factor of 4 lets one of the next three plans win.\n";
