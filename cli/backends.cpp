@@ -8,6 +8,7 @@
 #ifdef MOEPLAN_CUDA_BACKEND
 #include "executor/cuda/backend.hpp"
 #include "executor/cuda/host_link.hpp"
+#include "executor/cuda/power_meter.hpp"
 #endif
 
 namespace moeplan::cli {
@@ -58,6 +59,17 @@ std::vector<ProfileSample> host_link_samples(const std::string& backend, int dev
 #endif
   (void)backend, (void)device;
   return {};
+}
+
+OpenMeter open_meter(const std::string& backend, int device) {
+#ifdef MOEPLAN_CUDA_BACKEND
+  if (backend == "cuda") {
+    FoundMeter found = cuda_power_meter(device);
+    return {std::move(found.meter), std::move(found.absent)};
+  }
+#endif
+  (void)device;
+  return {std::nullopt, "the " + backend + " backend has no meter"};
 }
 
 std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend) { return device + "; moeplan " + version + ", " + backend + " backend"; }

@@ -6,6 +6,7 @@
 
 #include "core/spec/profile.hpp"
 #include "executor/backend/backend.hpp"
+#include "executor/calibrate/power.hpp"
 
 namespace moeplan::cli {
 
@@ -24,6 +25,12 @@ struct OpenBackend {
 
 /// The link to the host, by key (core/spec/profile_keys.hpp); none where host and device are one.
 [[nodiscard]] std::vector<ProfileSample> host_link_samples(const std::string& backend, int device = 0);
+
+struct OpenMeter {
+  std::optional<PowerMeter> meter;
+  std::string absent;   ///< why there is none
+};
+[[nodiscard]] OpenMeter open_meter(const std::string& backend, int device = 0);
 
 /// Device, build and backend of a measurement, in words: times are not mixed with those of another.
 [[nodiscard]] std::string calibration_origin(const std::string& device, const std::string& version, const std::string& backend);

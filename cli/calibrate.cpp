@@ -19,6 +19,7 @@
 #include "core/spec/profile_keys.hpp"
 #include "core/write.hpp"
 #include "executor/calibrate/calibrate.hpp"
+#include "executor/calibrate/power.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 
@@ -36,9 +37,14 @@ struct Options {
   std::string output, backend = "cpu", name, device, runtime, method;
   int ep = 1, links = 0;
   std::optional<double> busy_milliseconds;
-  bool again = false;
+  bool again = false, no_power = false;
   TimingOptions timing;
 };
+
+/// Before each sample where no meter says what a clock follows, so that it is about that of a step.
+constexpr double kBusyMilliseconds = 2;
+/// After each sample, over what it took: an H200 that works half of the time stays at its boost clock.
+constexpr double kRest = 1;
 
 /// The device of configs/devices that is meant: by flag, "cpu", or the one whose name the driver's holds ("NVIDIA H200": h200).
 std::string device_name(const Context& context, const Options& options, const std::string& opened) {
@@ -74,7 +80,22 @@ void add_model(const Context& context, const Options& options, const std::string
   calls.merge(mine);
 }
 
-Output run(const Context& context, const Options& options) {
+/// What the meters said, from which the section follows.
+Json readings_json(const PowerReadings& readings) {
+  const auto held = [](const Held& h) { return Json{{"seconds", h.seconds}, {"clock_mhz", h.clock}, {"watts", h.watts}, {"calls_per_second", h.rate}}; };
+  Json out = Json::array();
+  for (const PowerReading& r : readings.calls)
+    out.push_back({{"key", key(r.call.op, r.call.pass, r.call.wants)}, {"sustained", held(r.sustained)}, {"rested", r.rested ? held(*r.rested) : Json(nullptr)}, {"share_behind_products", r.share ? Json(*r.share) : Json(nullptr)}});
+  return {{"idle_watts", readings.idle}, {"boost_mhz", readings.boost}, {"calls", std::move(out)}};
+}
+
+std::string power_note(const std::optional<PowerProfile>& p, std::size_t asked, std::size_t read) {
+  if (!p) return fmt::format("power: none of {} calls lowered the clock: times hold at any", read);
+  return fmt::format("power: {} of {} calls read; {:.0f} W held, {:.0f} W at most, {:.0f} W idle at {:.0f} MHz, energy by the {:.2f}th power of the clock, {} classes", read, asked, p->limit, p->peak,
+                     p->idle, p->boost, p->exponent, p->samples.size());
+}
+
+Output run(const Context& context, Options options) {
   if (options.links > 0)
     return calibrate_links(context, {.ranks = options.links, .backend = options.backend, .output = options.output, .name = options.name, .again = options.again,
                                      .device_name = [&](const std::string& opened) { return device_name(context, options, opened); }});
@@ -100,14 +121,20 @@ Output run(const Context& context, const Options& options) {
     const Parallelism& p = loaded.plan.parallelism;
     for (int stage = 0; stage < p.pp; ++stage) calls.merge(calls_of(lower(loaded.problem, loaded.plan, stage * p.stage_ranks())));
   }
+  const OpenMeter meter = open_meter(options.backend);
+  const bool at_rest = meter.meter && !options.busy_milliseconds;
+  options.timing.busy = {options.busy_milliseconds.value_or(options.backend == "cuda" && !at_rest ? kBusyMilliseconds : 0.0) * 1e-3};
+  options.timing.rest = at_rest ? kRest : 0;
   OutputFiles files({options.output});
-  DeviceProfile profile{.name = options.name, .driver = calibration_origin(opened.device, MOEPLAN_VERSION, options.backend), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "", .device = *device, .samples = {}};
+  DeviceProfile profile{.name = options.name, .driver = calibration_origin(opened.device, MOEPLAN_VERSION, options.backend), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "", .device = *device, .samples = {}, .power = {}};
   Output out;
   if (!options.again && std::filesystem::exists(options.output)) {
     const DeviceProfile before = load_profile(context.configs, options.output);
     if (before.driver != profile.driver || !(before.device == profile.device))
       throw InputError(options.output, fmt::format("was measured on {} ({}), this is {} ({})", before.driver, before.device.name, profile.driver, profile.device.name), "another -o, or --again to measure everything anew");
-    profile.samples = before.samples;
+    if (before.power && !at_rest)
+      throw InputError(options.output, "holds samples taken at rest, and these would not be", meter.meter ? "leave --busy out, or another -o" : "another -o, or --again: " + meter.absent);
+    profile.samples = before.samples, profile.power = before.power;
     out.notes.push_back(fmt::format("{}: {} samples kept", options.output, before.samples.size()));
   }
   std::string of = options.models.empty() ? fmt::format("{} plan{}", options.plans.size(), options.plans.size() == 1 ? "" : "s") : fmt::format("{}", fmt::join(options.models, ", "));
@@ -125,6 +152,19 @@ Output run(const Context& context, const Options& options) {
     for (ProfileSample& s : host_link_samples(options.backend)) samples.push_back(std::move(s));
   std::sort(samples.begin(), samples.end(), [](const ProfileSample& a, const ProfileSample& b) { return a.key < b.key; });
   save(samples);
+  Json read = nullptr;
+  if (at_rest && !options.no_power) {
+    const std::vector<OpCall> classes = power_calls(calls, samples, profile.power ? profile.power->samples : std::vector<PowerSample>{}, *device);
+    const PowerReadings readings = read_power(*opened.backend, *meter.meter, classes, [&](std::size_t done, std::size_t all) {
+      if (context.show_progress) context.show_progress(static_cast<double>(done) / static_cast<double>(all));
+    });
+    read = readings_json(readings);
+    profile.power = fit_power(readings, meter.meter->limit, *device, profile.power);
+    save(samples);
+    out.notes.push_back(power_note(profile.power, classes.size(), readings.calls.size()));
+  } else if (options.backend == "cuda" && !options.no_power) {
+    out.notes.push_back("no power section: " + (meter.meter ? std::string("--busy keeps the clock down") : meter.absent));
+  }
   files.done();
   for (const std::string& why : c.refused) out.notes.push_back("not measured: " + why);
   out.notes.push_back(fmt::format("{}: {} samples", options.output, samples.size()));
@@ -133,7 +173,7 @@ Output run(const Context& context, const Options& options) {
     out.exit_code = kFailed;
   }
   if (context.json) {
-    out.text = Json{{"profile", options.output}, {"samples", c.samples.size()}, {"refused", c.refused}, {"median_spread", c.median_spread}, {"worst_spread", c.worst_spread}}.dump(2) + "\n";
+    out.text = Json{{"profile", options.output}, {"samples", c.samples.size()}, {"refused", c.refused}, {"median_spread", c.median_spread}, {"worst_spread", c.worst_spread}, {"power_readings", std::move(read)}}.dump(2) + "\n";
     return out;
   }
   std::map<std::string, std::pair<std::int64_t, double>> kinds;
@@ -173,11 +213,11 @@ Command calibrate_command(CLI::App& program) {
   app->add_option("--backend", o->backend, "cpu, or cuda where it was built in")->check(CLI::IsMember(backend_names()));
   app->add_flag("--again", o->again, "measure everything anew");
   app->add_option("--noise", o->timing.noise, "enough samples when the median is known to this share (default 0.02)")->check(CLI::Range(1e-4, 1.0));
-  app->add_option("--busy", o->busy_milliseconds, "before each sample the device multiplies matrices for so many milliseconds (default: 2 on a device, 0 on the CPU)")->check(CLI::Range(0.0, 1000.0));
+  app->add_option("--busy", o->busy_milliseconds, "before each sample the device multiplies matrices for so many milliseconds (default: 0; 2 on a device whose power cannot be read)")->check(CLI::Range(0.0, 1000.0));
+  app->add_flag("--no-power", o->no_power, "leave out what classes of calls draw, about 0.8 s each: after a first run that measured them");
   app->add_option("--samples", o->timing.most, "of one call at most (default 50)")->check(CLI::Range(std::int64_t{5}, std::int64_t{100000}));
   return {app, [o](const Context& context) {
             if (o->runtime.empty()) o->runtime = o->backend == "cpu" ? "cpu" : "moeplan";
-            o->timing.busy = {o->busy_milliseconds.value_or(o->backend == "cuda" ? 2.0 : 0.0) * 1e-3};
             return run(context, *o);
           }};
 }

@@ -17,6 +17,7 @@
 #include "core/error.hpp"
 #include "core/json.hpp"
 #include "core/read.hpp"
+#include "planner/prices.hpp"
 #include "sim/engine/trace.hpp"
 #include "sim/memory/memory.hpp"
 
@@ -212,16 +213,17 @@ Output run(const Context& context, const Options& options) {
   }
   files.done();
 
+  const std::optional<double> clock = context.json ? prices_of(loaded.problem, loaded.plan).clock() : std::nullopt;
   if (context.json) {
     const auto json = [](const Pair& p) { return Json{{"predicted", p.predicted}, {"measured", p.measured}, {"error", p.predicted > 0 ? Json(p.measured / p.predicted - 1) : Json(nullptr)}}; };
     Json all = Json::object(), kinds = Json::object(), largest = Json::array();
     for (const auto& [name, p] : memory) all[name] = json(p);
     for (const auto& [name, p] : calls) kinds[name] = json(p);
     for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) largest.push_back({{"name", by_gap[i].first}, {"seconds", by_gap[i].second.gap()}});
-    out.text = Json{{"step_seconds", json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}}.dump(2) + "\n";
+    out.text = Json{{"step_seconds", json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}}.dump(2) + "\n";
     return out;
   }
-  out.text = problem_text(loaded.problem);
+  out.text = problem_text(loaded.problem) + clock_text(loaded.problem, loaded.plan);
   if (slice) out.text += slice_text(*slice, step.measured, median(copies));
   else out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({interval.low}), duration({interval.high}), duration({step.measured}), error_text(step));
   if (!loads.empty()) out.text += fmt::format("  at the expert load that was measured; {} at the plan's, {}\n", duration(as_planned), loaded.problem.load.name);

@@ -13,6 +13,7 @@
 #include "core/write.hpp"
 #include "planner/exchange_reach.hpp"
 #include "planner/planner.hpp"
+#include "planner/prices.hpp"
 #include "planner/searched_space.hpp"
 #include "planner/sensitivity.hpp"
 
@@ -189,8 +190,9 @@ Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vect
   Json idle = Json::array();
   for (std::size_t r = 0; r < s.idle.size(); ++r)
     idle.push_back({{"stage", s.job.ranks[r].stage}, {"busy_seconds", to_seconds(s.idle[r].busy).value}, {"bubble_seconds", to_seconds(s.idle[r].bubble).value}, {"waiting_seconds", times_json(s.idle[r].waiting)}});
+  const std::optional<double> clock = prices_of(loaded.problem, loaded.plan).clock();
   return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)}, {"exchange", reach_json(exchange_reach(loaded.problem, loaded.plan))},
-              {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}, {"choice", choice_json(sure)}};
+              {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}, {"choice", choice_json(sure)}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}};
 }
 
 Output run(const Context& context, const std::string& file) {
@@ -203,7 +205,7 @@ Output run(const Context& context, const std::string& file) {
   const Choice sure = choice(context, loaded, f, space);
   if (context.json) return {explained_json(loaded, f, near, s, sure).dump(2) + "\n", {}, 0};
   const Plan& p = loaded.plan;
-  std::string out = problem_text(loaded.problem);
+  std::string out = problem_text(loaded.problem) + clock_text(loaded.problem, loaded.plan);
   out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}; frozen weights as {}{}; {} tokens/s, MFU {}\n\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches,
                      name_of(p.recompute), name_of(p.frozen_storage), schedule_text(p), short_count(f.tokens_per_second), percent(f.mfu));
   out += breakdown_text(context, loaded.problem, f);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cli/table.hpp"
+#include "planner/prices.hpp"
 #include "planner/space.hpp"
 
 namespace moeplan::cli {
@@ -56,6 +57,13 @@ std::string breakdown_text(const Context& context, const Problem& problem, const
   if (!f.memory.peak_at.empty()) out += wrapped("Memory peaks in: " + printable(f.memory.peak_at) + fmt::format(" (stage {}).", f.worst_stage), kWidth, 2) + "\n";
   out += fmt::format("Times rest on: {} measured, {} interpolated, {} roofline.\n", percent(f.basis[0]), percent(f.basis[1]), percent(f.basis[2]));
   return out;
+}
+
+std::string clock_text(const Problem& problem, const Plan& plan) {
+  const Prices prices = prices_of(problem, plan);
+  const PowerProfile* power = prices.power();
+  if (power == nullptr) return {};
+  return fmt::format("clock: {:.0f} MHz while it computes, held to {:.0f} W on average; {:.0f} MHz at rest\n", *prices.clock(), power->limit, power->boost);
 }
 
 }  // namespace moeplan::cli

@@ -11,4 +11,7 @@ namespace moeplan::cli {
 /// Where memory and time go, side by side.
 [[nodiscard]] std::string breakdown_text(const Context& context, const Problem& problem, const Forecast& forecast);
 
+/// The clock at which a plan's calls are priced, in words, a line; empty where the profile says nothing of power.
+[[nodiscard]] std::string clock_text(const Problem& problem, const Plan& plan);
+
 }  // namespace moeplan::cli

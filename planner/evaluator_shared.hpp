@@ -7,6 +7,7 @@
 #include "planner/evaluate.hpp"
 #include "planner/load_factors.hpp"
 #include "planner/expert_prices.hpp"
+#include "planner/prices.hpp"
 
 namespace moeplan {
 
@@ -36,6 +37,7 @@ struct Evaluator::Shared {
   std::vector<double> flops;             ///< per kind: model flops of one sequence, from the uncut program
   std::vector<bool> plain;               ///< per kind: without routed experts
   ExpertPrices experts{problem, prices};   ///< of calls, remembered
+  PlanClocks clocks{problem, prices};
   mutable std::mutex mutex{};            ///< of what follows; each entry is filled once, by the first group that asks
   mutable std::map<KeptKey, std::vector<std::int64_t>> kept{}, kept_lately{};   ///< per kind, bytes at the balanced load; a search moves the second into the first between rounds, so that who reads it does not depend on threads
   mutable std::map<PlainKey, std::shared_ptr<PricedKind>> plain_kinds{};

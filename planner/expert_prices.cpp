@@ -29,10 +29,10 @@ ExpertPrices::Entry& ExpertPrices::entry(const Plan& plan) const {
   return e;
 }
 
-Estimate ExpertPrices::price(const Plan& plan, const OpCall& call) const {
-  if (!std::holds_alternative<op::GroupedLinear>(call.op)) return memo_.price(plain_, call);
+Estimate ExpertPrices::price(const Plan& plan, const OpCall& call, const HeldClock& clock) const {
+  if (!std::holds_alternative<op::GroupedLinear>(call.op)) return memo_.price(plain_, call, clock);
   Entry& e = entry(plan);
-  return e.memo.price(e.prices, call);
+  return e.memo.price(e.prices, call, clock);
 }
 
 }  // namespace moeplan

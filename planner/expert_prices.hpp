@@ -22,8 +22,8 @@ class ExpertPrices {
   /// Under the plan's own spread. From any thread.
   [[nodiscard]] const Prices& of(const Plan& plan) const { return entry(plan).prices; }
 
-  /// Of a call, remembered: grouped products by plan, all others together.
-  [[nodiscard]] Estimate price(const Plan& plan, const OpCall& call) const;
+  /// Of a call at a clock, remembered: grouped products by plan, all others together.
+  [[nodiscard]] Estimate price(const Plan& plan, const OpCall& call, const HeldClock& clock) const;
 
  private:
   struct Entry {

@@ -11,6 +11,7 @@
 #include "planner/drawn_memory.hpp"
 #include "planner/load_factors.hpp"
 #include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "planner/scheduled.hpp"
 #include "sim/cost/column_copies.hpp"
 #include "sim/cost/groups.hpp"
@@ -62,7 +63,7 @@ PassTime between(const PassTime& a, const PassTime& b, double t) {
 class Draws {
  public:
   Draws(const Problem& problem, const Plan& plan, const LoadDrawOptions& options)
-      : problem_(problem), plan_(plan), options_(options), routing_(routing_of(problem.model)), prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
+      : problem_(problem), plan_(plan), options_(options), routing_(routing_of(problem.model)), prices_(prices_of(problem, plan)),
         links_(problem.cluster, problem.runtime), outline_(outline(problem.model, problem.workload)) {
     const Parallelism& par = plan.parallelism;
     if (options.draws < 1) throw InputError("--draws", fmt::format("{}", options.draws), "give at least one draw");

@@ -19,17 +19,17 @@ std::size_t PriceMemo::Hash::operator()(const OpCall& call) const {
   return h;
 }
 
-Estimate PriceMemo::price(const Prices& prices, const OpCall& call) {
+Estimate PriceMemo::price(const Prices& prices, const OpCall& call, const HeldClock& clock) {
   const std::size_t hash = Hash{}(call);
   Part& part = parts_[hash % kParts];
   {
     const std::shared_lock lock(part.mutex);
-    if (const auto known = part.known.find(call); known != part.known.end()) return known->second;
+    if (const auto known = part.known.find(call); known != part.known.end()) return prices.held(known->second, clock);
   }
-  const Estimate e = prices.price(call);
+  const Prices::Rested e = prices.rested(call);
   const std::unique_lock lock(part.mutex);
   if (part.known.size() < kMost) part.known.try_emplace(call, e);
-  return e;
+  return prices.held(e, clock);
 }
 
 }  // namespace moeplan

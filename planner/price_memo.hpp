@@ -9,10 +9,10 @@
 
 namespace moeplan {
 
-/// From any thread. What it returns is what `prices` does, whoever asked first.
+/// From any thread. What it returns is what `prices` does at that clock, whoever asked first.
 class PriceMemo {
  public:
-  [[nodiscard]] Estimate price(const Prices& prices, const OpCall& call);
+  [[nodiscard]] Estimate price(const Prices& prices, const OpCall& call, const HeldClock& clock);
 
  private:
   struct Hash {
@@ -21,9 +21,9 @@ class PriceMemo {
   /// A part of the calls, by hash, with a lock of its own.
   struct Part {
     std::shared_mutex mutex;
-    std::unordered_map<OpCall, Estimate, Hash> known;
+    std::unordered_map<OpCall, Prices::Rested, Hash> known;
   };
-  static constexpr std::size_t kParts = 16, kMost = 8192;   ///< calls a part remembers: some 30 MB in all
+  static constexpr std::size_t kParts = 16, kMost = 8192;   ///< calls a part remembers: some 40 MB in all
   std::array<Part, kParts> parts_;
 };
 

@@ -50,12 +50,13 @@ struct Setting {
   const Plan& plan;
   std::size_t id;
   Links links;
+  HeldClock clock = shared.clocks.of(plan);
 
   [[nodiscard]] Block lowered(double scale) const { return lower_slot_unnamed(shared.problem, plan, shared.outline, shared.example[id], scale); }
   /// `copied`: the block's column copies.
   [[nodiscard]] Estimate price(const BlockNode& node, double skew, const std::function<Bytes(const BlockNode&)>& copied) const {
     if (const OpCall* op = std::get_if<OpCall>(&node.call)) {
-      const Estimate e = shared.experts.price(plan, *op);
+      const Estimate e = shared.experts.price(plan, *op, clock);
       const Seconds copies = shared.prices.copies(copied(node));
       return {e.median + copies, e.low + copies, e.high + copies, e.basis};
     }

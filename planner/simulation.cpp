@@ -4,7 +4,7 @@
 
 #include "core/error.hpp"
 #include "planner/load_factors.hpp"
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "sim/engine/costs.hpp"
 
 namespace moeplan {
@@ -15,7 +15,7 @@ Simulation simulate(const Problem& problem, const Plan& plan, const SimulationOp
   factors.prepare(plan);
   const FactorBand band = factors.stage(plan, 0, static_cast<std::int64_t>(problem.model.layers.size()));
   const double load = (options.high_load ? band.p95 : band.p50).step;
-  const Prices prices(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem, plan.experts, par));
+  const Prices prices = prices_of(problem, plan);
   const Links links(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, par, problem.cluster));
   const Costs costs = options.interference ? interfering_costs(prices, links, par, problem.cluster.device, load) : model_costs(prices, links, par, load);
   Simulation out;

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "core/error.hpp"
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "sim/cost/groups.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/load/expert_load.hpp"
@@ -48,7 +48,7 @@ class Pricing {
       : plan_(plan),
         program_(program),
         draw_(draw),
-        prices_(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem, plan.experts, plan.parallelism)),
+        prices_(prices_of(problem, plan)),
         links_(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, plan.parallelism, problem.cluster)) {}
 
   SliceForecast run(const Problem& problem) {

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "core/error.hpp"
 #include "core/spec/profile_keys.hpp"
-#include "executor/backend/convert.hpp"
 #include "executor/calibrate/machine.hpp"
-#include "kernels/example_values.hpp"
+#include "executor/calibrate/stage.hpp"
 
 namespace moeplan {
 namespace {
@@ -18,73 +19,11 @@ namespace {
 /// More than any last cache here: 50 MB on H200, 126 MB on B200.
 constexpr Bytes kFlush{192 << 20};
 
-/// Of made-up reals: nearly all within (-1, 1); of weights as models start with.
-constexpr float kDeviation = 0.3f, kWeightDeviation = 0.02f;
 /// Rows of an expert beside those of the calls themselves, and rows in all of few experts that have more.
 constexpr std::array kRows{8, 32, 64, 96, 128, 144, 192, 256, 320, 384, 512};
 constexpr std::array kManyRows{1024, 2048, 4096, 8192};
 constexpr std::int64_t kFewExperts = 8;
 constexpr std::array kRoutedRows{0.5, 2.0};
-bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16 || plain_bytes(t) == 0; }
-
-/// Operands of a call in the backend's memory.
-struct Stage {
-  std::vector<Backend::Memory> memory;
-  std::vector<TensorView> values, gradients;
-  TensorView rows;   ///< of each expert (i32), where a run on one rank has them: in the backend's memory
-
-  Stage(Backend& backend, const OpCall& call) {
-    const Operands list = operands(call.op);
-    std::mt19937_64 random(1);
-    const bool forward = call.pass == Pass::forward;
-    const auto add = [&](const Operand& o, std::size_t i, bool filled) -> TensorView {
-      const WeightForm form = o.role == Role::weight && !o.trained ? backend.held_weight(call.op, o.dtype) : WeightForm{backend.held(o.dtype)};
-      const TensorView view{.dtype = form.dtype, .shape = o.shape, .arranged = form.arranged};
-      memory.push_back(backend.allocate({std::max<std::int64_t>(stored_bytes(view.dtype, o.shape).value, 8)}, key(call.op, call.pass, call.wants)));
-      TensorView out = view;
-      out.data = memory.back().get();
-      if (filled && is_real(view.dtype)) {  // made where they lie: a host takes seconds for a layer's experts
-        backend.fill_normal(out, 0x9E3779B97F4A7C15ull * (i + 1), o.role == Role::weight ? kWeightDeviation : kDeviation);
-      } else if (filled) {
-        std::vector<float> v = example_values<float>(call.op, list, i, random);
-        v.resize(static_cast<std::size_t>(o.shape.elements()));
-        backend.write(out, v);
-      }
-      return out;
-    };
-    const auto is_result = [&](const Operand& o) { return o.role == Role::output || o.role == Role::aux; };
-    // What a backward reads again comes from a forward, so that statistics and indices mean something.
-    for (std::size_t i = 0; i < list.size(); ++i) values.push_back(add(list[i], i, !is_result(list[i])));
-    if (const auto* experts = std::get_if<op::GroupedLinear>(&call.op)) {
-      std::vector<float> each;
-      for (std::int64_t e = 0; e < experts->experts; ++e) each.push_back(static_cast<float>(experts->rows / experts->experts + (e < experts->rows % experts->experts ? 1 : 0)));
-      memory.push_back(backend.allocate({4 * experts->experts}, "rows of the experts"));
-      rows = {memory.back().get(), DType::i32, {experts->experts}};
-      backend.write(rows, each);
-    }
-    if (forward) {
-      for (std::size_t i = 0; i < list.size(); ++i)
-        if (list[i].role == Role::input) fresh.push_back(values[i]);
-      if (std::holds_alternative<op::Add>(call.op) && fresh.size() > 1) fresh.erase(fresh.begin());   // the stream was written a block ago
-      gradients.resize(list.size());
-      return;
-    }
-    backend.call({call.op, Pass::forward, {}}, values, std::vector<TensorView>(list.size()), context());
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const Operand& o = list[i];
-      const bool leaves = (o.role == Role::input && call.wants.input_grad) || (o.role == Role::weight && o.trained && call.wants.weight_grad);
-      gradients.push_back(o.role == Role::output || leaves ? add(o, i, false) : TensorView{});
-      if (o.role == Role::output) {
-        if (is_real(gradients.back().dtype)) backend.fill_normal(gradients.back(), i + 1, kDeviation);
-        fresh.push_back(gradients.back());
-      }
-      if (!needed(o.need, call.wants)) values[i] = {};
-    }
-  }
-  [[nodiscard]] CallContext context() const { return {.expert_rows = rows}; }
-  /// What has just been written when the call comes: a forward's inputs, the gradients that arrive at a backward.
-  std::vector<TensorView> fresh;
-};
 
 /// No time is shorter: the device's clock counts half microseconds.
 constexpr double kLeast = 5e-7;
@@ -144,6 +83,7 @@ ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOption
     for (const TensorView& t : stage.fresh) backend.copy(t, t);
     times.push_back(std::max(kLeast, backend.time(work).value - around.bare.value));
     spent += times.back();
+    if (options.rest > 0) std::this_thread::sleep_for(std::chrono::duration<double>(options.rest * times.back()));
     if (static_cast<std::int64_t>(times.size()) < options.least) continue;
     double mean = 0, squares = 0;
     for (const double t : times) mean += t / static_cast<double>(times.size());

@@ -23,6 +23,7 @@ struct TimingOptions {
   double noise = 0.02;                 ///< enough when the median's standard error is below this share of it
   Seconds limit{2};                    ///< and in any case after this long on one call, with `least` samples
   Seconds busy{};                      ///< before each sample the device multiplies matrices for about so long, as in a step: its clock follows its load
+  double rest = 0;                     ///< after each sample it does nothing for so many times as long: its clock stays where it is without load
 };
 
 /// Times one call on operands with made-up values: reals nearly normal, integers by kernels/example_values.hpp. Caches are as in a step: before each sample a buffer larger

@@ -123,6 +123,7 @@ Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Run
       if (!t.empty()) t.arrange();
   std::sort(tables->copies.begin(), tables->copies.end());
   tables_ = tables;
+  if (profile.power && same_device_) power_ = std::make_shared<const PowerTables>(*profile.power, measured_on);
 }
 
 Prices Prices::spread_as(std::vector<double> spread) const {
@@ -200,7 +201,28 @@ Estimate Prices::whole_head(const op::CrossEntropy& head, const OpCall& call) co
   return e;
 }
 
-Estimate Prices::price(const OpCall& call) const {
+Estimate Prices::price(const OpCall& call) const { return held(rested(call), clock_); }
+Prices::Rested Prices::rested(const OpCall& call) const { return rested(call, at_rest(call)); }
+
+Prices::Rested Prices::rested(const OpCall& call, const Estimate& estimate) const {
+  if (!power_ || is_view(call.op)) return {estimate, {}};
+  const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
+  const double compute = flops(call.op, call.pass, wants).value / device_.peak.at("bf16").value;
+  const double traffic = static_cast<double>(bytes_moved(call.op, call.pass, wants).value) / device_.memory_bandwidth.value;
+  return {estimate, power_->call(call, compute, traffic, std::max(0.0, estimate.median.value - launch_))};
+}
+
+/// What was measured stays so where the clock changes it by no more than one machine differs from another.
+Estimate Prices::held(const Rested& call, const HeldClock& clock) const {
+  const Estimate& rest = call.estimate;
+  if (!power_ || clock.clock >= 1 || call.power.seconds <= 0) return rest;
+  const double longer = seconds_at(call.power, clock.clock) / call.power.seconds, least = seconds_at(call.power, std::max(clock.clock, clock.fastest)) / call.power.seconds;
+  const auto at = [&](Seconds s, double factor) { return Seconds{(s.value - launch_) * factor + launch_}; };
+  const Basis basis = rest.basis == Basis::measured && longer > 1 + kMachineSpread ? Basis::interpolated : rest.basis;
+  return {at(rest.median, longer), at(rest.low, least), at(rest.high, longer), basis};
+}
+
+Estimate Prices::at_rest(const OpCall& call) const {
   if (const auto* head = std::get_if<op::CrossEntropy>(&call.op); head && runtime_.whole_logits) return whole_head(*head, call);
   return price(call, false);
 }
@@ -210,7 +232,7 @@ Estimate Prices::price(const OpCall& call, bool in_bf16) const {
   const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
   const Work work = work_of(call, wants, in_bf16);
   const double f = work.flops / work.speed, b = work.bytes;
-  const double held = limit_on(device_, f, b).compute_bound ? device_.sustained : 1;
+  const double held = !power_ && limit_on(device_, f, b).compute_bound ? device_.sustained : 1;
   if (f <= 0 && b <= 0) return {};
   const double beside = work.besides / (device_.memory_bandwidth.value * device_.achieved_bandwidth);
   const auto estimate = [&](double seconds, ErrorBand e, Basis basis) -> Estimate {
@@ -248,7 +270,7 @@ Estimate Prices::price(const OpCall& call, std::span<const std::int64_t> rows_of
   const auto* experts = std::get_if<op::GroupedLinear>(&call.op);
   const bool known = experts && runtime_.own_kernels && !tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)].empty();
   if (!known || static_cast<std::int64_t>(rows_of_expert.size()) != experts->experts) return price(call);
-  return grouped(*experts, call, std::vector<double>(rows_of_expert.begin(), rows_of_expert.end()), 1.0 / static_cast<double>(experts->experts));
+  return held(rested(call, grouped(*experts, call, std::vector<double>(rows_of_expert.begin(), rows_of_expert.end()), 1.0 / static_cast<double>(experts->experts))), clock_);
 }
 
 /// Each expert's rows as if all had as many, `weight` of that each: tiles of one expert do not wait for another's (kernels/grouped_linear).

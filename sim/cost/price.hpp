@@ -4,6 +4,7 @@
 ///   limit = max(flops / peak, bytes / bandwidth)       the speed of light of the call
 ///   u     = (limit + 4 us) / time                      utilisation (utilisation.hpp), smooth and bounded; interpolated over shapes
 ///   time  = (limit + 4 us) / u(shape) + launch overhead
+///   and where the device lowers its clock to hold its power, longer by the share of the call that follows it (power.hpp)
 ///
 /// A call that was measured on this device gets its time back verbatim; experts under an uneven load are the sum over each one's rows. Otherwise u comes from the nearest measured shapes of the
 /// same operator and pass, by inverse squared distance in log space; outside the table u is held. An operator without samples
@@ -18,8 +19,14 @@
 #include "core/spec/results.hpp"
 #include "core/spec/runtime.hpp"
 #include "kernels/catalogue.hpp"
+#include "sim/cost/power.hpp"
 
 namespace moeplan {
+
+/// A clock, over the boost clock. Prices are those at `clock`, their lower ends those at `fastest`.
+struct HeldClock {
+  double clock = 1, fastest = 1;
+};
 
 /// Built once per problem; const and thread-safe afterwards.
 class Prices {
@@ -38,6 +45,20 @@ class Prices {
   /// Time in which a call's operands that are columns of others are made dense, and its results put back: `dense` bytes in all
   /// (`copied_bytes`, sim/program), which this project's own kernels want. Zero for other runtimes, whose kernels take strides.
   [[nodiscard]] Seconds copies(Bytes dense) const;
+
+  /// A call at rest and what it draws; of the latter nothing where the profile says nothing of power, or is another device's.
+  struct Rested {
+    Estimate estimate;
+    PoweredCall power;
+  };
+  [[nodiscard]] Rested rested(const OpCall& call) const;
+  /// The same at a clock: `price(call)` is that at the one that is held.
+  [[nodiscard]] Estimate held(const Rested& call, const HeldClock& clock) const;
+  [[nodiscard]] const PowerProfile* power() const { return power_ ? &power_->profile() : nullptr; }
+  /// From now on prices are those at this clock.
+  void hold(const HeldClock& clock) { clock_ = clock; }
+  /// MHz that are held; nothing where no power is known.
+  [[nodiscard]] std::optional<double> clock() const { return power_ ? std::optional(clock_.clock * power_->profile().boost) : std::nullopt; }
 
   [[nodiscard]] const Runtime& runtime() const { return runtime_; }
 
@@ -61,6 +82,8 @@ class Prices {
   };
   [[nodiscard]] double roofline(double flops, double bytes) const;
   [[nodiscard]] Work work_of(const OpCall& call, Wants wants, bool in_bf16) const;
+  [[nodiscard]] Estimate at_rest(const OpCall& call) const;
+  [[nodiscard]] Rested rested(const OpCall& call, const Estimate& estimate) const;
   [[nodiscard]] Estimate price(const OpCall& call, bool in_bf16) const;   ///< in_bf16: whatever type the runtime multiplies in (heads)
   [[nodiscard]] Estimate whole_head(const op::CrossEntropy& head, const OpCall& call) const;
   [[nodiscard]] Estimate grouped(const op::GroupedLinear& op, const OpCall& call, std::span<const double> rows, double weight) const;
@@ -73,6 +96,8 @@ class Prices {
   double launch_ = 0;
   std::shared_ptr<const Tables> tables_;
   std::shared_ptr<UnderLoad> under_load_;
+  std::shared_ptr<const PowerTables> power_;   ///< of this device's own profile
+  HeldClock clock_;
 };
 
 }  // namespace moeplan

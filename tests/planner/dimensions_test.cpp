@@ -6,7 +6,7 @@
 #include <set>
 
 #include "core/error.hpp"
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "planner/rules.hpp"
@@ -52,7 +52,7 @@ struct InEngine {
   double seconds, rounding;
 };
 InEngine simulated(const Problem& p, const Plan& plan) {
-  const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
+  const Prices prices = prices_of(p, plan);
   const Links links(p.cluster, p.runtime);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   std::vector<Program> stages;

@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "planner/space.hpp"
@@ -42,7 +42,7 @@ struct Simulated {
 };
 
 Simulated simulated(const Problem& p, const Plan& plan, bool every_rank = false, const ClusterSpec* cluster = nullptr) {
-  const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
+  const Prices prices = prices_of(p, plan);
   const Links links(p.cluster, p.runtime);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   Simulated out;
@@ -142,7 +142,7 @@ TEST(Interference, MakesAnOverlappedStepLonger) {
   Plan plan = a_plan(p, {.pp = 1, .ep = 16, .dp_replicate = 16, .dp_shard = 1}, 8);
   plan.schedule = Schedule::expert_overlap;
   plan.recompute = Recompute::selective;
-  const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
+  const Prices prices = prices_of(p, plan);
   const Links links(p.cluster, p.runtime);
   const Costs costs = interfering_costs(prices, links, plan.parallelism, p.cluster.device);
   const std::vector<Program> stages{lower(p, plan, 0)};

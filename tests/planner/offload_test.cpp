@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "planner/evaluate.hpp"
 #include "planner/problem.hpp"
 #include "planner/rules.hpp"
@@ -59,14 +59,14 @@ TEST(Offload, ClosedFormWalkAndEngineAgree) {
         const MemoryBreakdown walk = walked(p, plan);
         EXPECT_EQ(f.memory.at_peak, walk.at_peak) << name;
         EXPECT_EQ(f.memory.host, walk.host) << name;
-        const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
+        const Prices prices = prices_of(p, plan);
         const Links links(p.cluster, p.runtime);
         const Costs costs = model_costs(prices, links, plan.parallelism);
         std::vector<Program> stages;
         for (int s = 0; s < pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));
         const Job job = make_job(folded(stages, plan.parallelism, costs), plan.parallelism);
         const Played played = play(job, {});
-        EXPECT_NEAR(to_seconds(played.step).value, f.step.value, 0.5e-12 * static_cast<double>(played.events) + 1e-12 * f.step.value) << name;
+        EXPECT_NEAR(to_seconds(played.step).value, f.step.value, 1e-12 * static_cast<double>(played.events) + 1e-12 * f.step.value) << name;
       }
 }
 

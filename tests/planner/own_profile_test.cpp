@@ -126,11 +126,11 @@ TEST(LoadSpread, sets_the_price_of_a_plans_experts) {
   prices.prepare(few);
   prices.prepare(full);
   const OpCall c = parse_key("grouped_linear rows=32768 experts=128 in=2048 out=1536 forward").value();
-  EXPECT_EQ(prices.price(few, c).median.value, plain.price(c).median.value);
+  EXPECT_EQ(prices.price(few, c, {}).median.value, plain.price(c).median.value);
   const double alike = Prices(p.cluster.device, p.profile, p.runtime).price(c).median.value;
-  EXPECT_EQ(prices.price(full, c).median.value, alike);
+  EXPECT_EQ(prices.price(full, c, {}).median.value, alike);
   EXPECT_NEAR(plain.spread_as({1.0}).price(c).median.value, alike, 1e-6 * alike);
-  EXPECT_LT(prices.price(few, c).median.value, prices.price(full, c).median.value);
+  EXPECT_LT(prices.price(few, c, {}).median.value, prices.price(full, c, {}).median.value);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "planner/load_spread.hpp"
+#include "planner/prices.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
 #include "planner/scheduled.hpp"
@@ -98,7 +98,7 @@ TEST_P(EverySchedule, ClosedFormEngineAndMemoryAgree) {
   const Problem p = problem("deepseek-v2-lite", 16 * c.pp, c.method);
   const Plan plan = plan_of(c, p);
   ASSERT_EQ(schedule_fault(plan), "");
-  const Prices prices(p.cluster.device, p.profile, p.runtime, load_spread(p));
+  const Prices prices = prices_of(p, plan);
   const Links links(p.cluster, p.runtime);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   std::vector<Program> stages;

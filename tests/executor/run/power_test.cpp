@@ -1,0 +1,117 @@
+/// What is read of a device's meters, and the section that follows.
+
+#include "executor/calibrate/power.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+
+namespace moeplan {
+namespace {
+
+/// 1e15 FLOP/s, 4e12 B/s.
+DeviceSpec toy() {
+  DeviceSpec d;
+  d.name = "toy", d.generation = "toy", d.peak["bf16"] = {1e15}, d.memory_bandwidth = {4e12}, d.memory = {1};
+  return d;
+}
+OpCall call(const std::string& key) { return parse_key(key).value(); }
+const char* const kProducts = "linear tokens=8192 in=4096 out=4096 forward";
+const char* const kSmaller = "linear tokens=1024 in=4096 out=4096 forward";
+const char* const kAttention = "attention tokens=8192 sequence_length=8192 heads=32 kv_heads=32 d_qk=128 d_v=128 forward";
+const char* const kSum = "add tokens=16384 hidden=4096 forward";
+
+/// What a device of this law shows of a call of `joules` and `seconds`, repeated without rest and with as much rest as work.
+PowerReading shown(const PowerProfile& p, const std::string& key, PoweredCall c) {
+  c.reached = reached_clock(p, c.clock_share, c.joules, c.seconds);
+  double x = 1;
+  while (x > 0.2 && p.idle + joules_at(p, c, x) / seconds_at(c, x) > p.limit) x -= 1e-5;
+  const auto held = [&](double at, double rest) {
+    const double t = seconds_at(c, at);
+    return Held{.seconds = t, .clock = at * p.boost, .watts = p.idle + joules_at(p, c, at) / (t * (1 + rest)), .rate = 1 / (t * (1 + rest))};
+  };
+  PowerReading out{.call = call(key), .sustained = held(x, 0), .rested = {}, .share = {}};
+  if (x < 0.95) out.rested = held(1, 1);
+  else out.share = c.clock_share;
+  return out;
+}
+
+TEST(FitPower, finds_the_law_behind_the_readings) {
+  const PowerProfile law{.limit = 700, .peak = 930, .idle = 120, .boost = 1980, .exponent = 0.9, .samples = {}};
+  PowerReadings readings{.idle = 120, .boost = 1980, .calls = {}};
+  readings.calls.push_back(shown(law, kProducts, {.seconds = 4e-4, .joules = 0.44, .clock_share = 0.8}));    // 1,100 W beyond idle: slowed at once
+  readings.calls.push_back(shown(law, kAttention, {.seconds = 3e-3, .joules = 2.1, .clock_share = 1}));      // 700 W: only when it lasts
+  readings.calls.push_back(shown(law, kSum, {.seconds = 1.2e-4, .joules = 0.05, .clock_share = 0.1}));       // 417 W: never
+  ASSERT_TRUE(readings.calls[0].rested && readings.calls[1].rested && !readings.calls[2].rested);
+  const std::optional<PowerProfile> p = fit_power(readings, 700, toy(), std::nullopt);
+  ASSERT_TRUE(p);
+  EXPECT_EQ(p->limit, 700);
+  EXPECT_EQ(p->idle, 120);
+  EXPECT_NEAR(p->peak, 930, 1);
+  EXPECT_NEAR(p->exponent, 0.9, 0.02) << "attention alone tells it";
+  ASSERT_EQ(p->samples.size(), 3u);
+  // Bytes of the sum: 3 x 16384 x 4096 x 2 over 4e12 B/s.
+  const double traffic = 3.0 * 16384 * 4096 * 2 / 4e12, memory = 0.05 / traffic;
+  EXPECT_NEAR(p->samples[2].watts, memory, 0.01 * memory);
+  const double compute = 2.0 * 8192 * 4096 * 4096 / 1e15, bytes = 2.0 * (2 * 8192.0 * 4096 + 4096.0 * 4096) / 4e12;
+  EXPECT_NEAR(p->samples[0].watts, (0.44 - memory * bytes) / compute, 0.03 * p->samples[0].watts);
+  EXPECT_NEAR(p->samples[0].clock_share, 0.8, 0.05);
+  EXPECT_NEAR(p->samples[1].clock_share, 1, 0.05);
+  // A second run adds to the first and leaves its constants.
+  PowerReadings more{.idle = 200, .boost = 1500, .calls = {shown(law, kSmaller, {.seconds = 6e-5, .joules = 0.04, .clock_share = 0.5})}};
+  const std::optional<PowerProfile> both = fit_power(more, 500, toy(), p);
+  ASSERT_TRUE(both);
+  EXPECT_EQ(both->samples.size(), 4u);
+  EXPECT_EQ(both->limit, 700);
+  EXPECT_EQ(both->idle, 120);
+}
+
+TEST(FitPower, a_device_that_nothing_slows_has_no_section) {
+  const PowerProfile law{.limit = 5000, .peak = 5000, .idle = 120, .boost = 1980, .exponent = 0.9, .samples = {}};
+  const PowerReadings readings{.idle = 120, .boost = 1980, .calls = {shown(law, kProducts, {.seconds = 4e-4, .joules = 0.44, .clock_share = 1})}};
+  EXPECT_FALSE(fit_power(readings, 5000, toy(), std::nullopt));
+  EXPECT_FALSE(fit_power({}, 700, toy(), std::nullopt));
+}
+
+TEST(PowerCalls, are_the_longest_of_each_class_that_no_sample_stands_for) {
+  std::map<std::string, OpCall> calls;
+  std::vector<ProfileSample> samples;
+  const auto add = [&](const std::string& key, double seconds) { calls.emplace(key, call(key)), samples.push_back({.key = key, .median = {seconds}}); };
+  add(kProducts, 4e-3), add(kSmaller, 4e-4), add("linear tokens=2048 in=4096 out=4096 forward", 8e-4), add("linear tokens=65536 in=4096 out=4096 forward", 0.03);
+  add(kSum, 1e-4), add("add tokens=8192 hidden=4096 forward", 5e-5), add("rms_norm tokens=8 hidden=64 forward", 5e-6);
+  const auto keys = [&](const std::vector<PowerSample>& known) {
+    std::vector<std::string> out;
+    for (const OpCall& c : power_calls(calls, samples, known, toy())) out.push_back(key(c.op, c.pass, c.wants));
+    std::sort(out.begin(), out.end());
+    return out;
+  };
+  // Nothing above 10 ms, nothing below 30 us; of products a smaller one too.
+  EXPECT_EQ(keys({}), (std::vector<std::string>{kSum, kSmaller, kProducts}));
+  EXPECT_EQ(keys({{.key = "add tokens=64 hidden=64 forward", .watts = 1, .clock_share = 0}}), (std::vector<std::string>{kSmaller, kProducts})) << "bytes are alike";
+  EXPECT_EQ(keys({{.key = "linear tokens=8192 in=4096 out=3200 forward", .watts = 1, .clock_share = 0}}), (std::vector<std::string>{kSum, kSmaller})) << "within a factor of 1.3";
+  EXPECT_EQ(keys({{.key = "linear tokens=8192 in=4096 out=8192 forward", .watts = 1, .clock_share = 0}}), (std::vector<std::string>{kSum, kSmaller, kProducts}));
+}
+
+TEST(ReadPower, takes_time_clock_and_power_while_a_call_repeats) {
+  const auto backend = cpu_backend(CpuStorage::as_planned);
+  const auto start = std::chrono::steady_clock::now();
+  // 500 W, counted in steps of 0.05 s; a clock that never falls.
+  const PowerMeter meter{.joules = [&] { return 25 * std::floor(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 0.05); }, .clock = [] { return 2000.0; }, .limit = 700};
+  const std::vector<OpCall> calls{call("add tokens=64 hidden=64 forward")};
+  std::size_t asked = 0;
+  const PowerReadings r = read_power(*backend, meter, calls, [&](std::size_t, std::size_t all) { asked = all; });
+  EXPECT_EQ(asked, 1u);
+  EXPECT_EQ(r.boost, 2000);
+  EXPECT_NEAR(r.idle, 500, 100);
+  ASSERT_EQ(r.calls.size(), 1u);
+  EXPECT_EQ(r.calls[0].sustained.clock, 2000);
+  EXPECT_NEAR(r.calls[0].sustained.watts, 500, 100);
+  EXPECT_GT(r.calls[0].sustained.seconds, 0);
+  EXPECT_LE(r.calls[0].sustained.rate * r.calls[0].sustained.seconds, 1.001) << "no more calls than time allows";
+  EXPECT_FALSE(r.calls[0].rested);
+  EXPECT_FALSE(r.calls[0].share) << "nothing lowered the clock";
+}
+
+}  // namespace
+}  // namespace moeplan
