@@ -196,7 +196,7 @@ MemoryBreakdown Evaluator::Group::standing(const Plan& plan) {
   State& s = *state_;
   MemoryBreakdown worst;
   for (int stage = 0; stage < plan.parallelism.pp; ++stage) {
-    MemoryBreakdown m = standing_memory(s.stage_state(plan, stage), s.shared.problem.runtime, plan.parallelism);
+    MemoryBreakdown m = standing_memory(s.stage_state(plan, stage), s.shared.problem, plan);
     add_allocator_reserve(m, s.shared.problem.runtime);
     if (m.peak() > worst.peak()) worst = m;
   }
@@ -314,7 +314,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
         exchange_bytes = std::max(exchange_bytes, crossing);
       }
     }
-    const MemoryBreakdown p50 = stage_memory(m50, problem.runtime, par), p95 = stage_memory(m95, problem.runtime, par);
+    const MemoryBreakdown p50 = stage_memory(m50, problem, plan), p95 = stage_memory(m95, problem, plan);
     host50 = std::max(host50, p50.host);
     host95 = std::max(host95, p95.host);
     if (stage == 0 || p50.peak() > out.memory.peak()) out.memory = p50;

@@ -228,7 +228,7 @@ class Draws {
       few.micro_batches = std::min<std::int64_t>(plan_.micro_batches, std::max<std::int64_t>(4 * par.pp, distinct_ / par.pp * par.pp));
       Issuer again(few, slots, chunks);
       for (const Turn& t : turns(few, stage)) again.issue(t, m.instances);
-      const MemoryBreakdown standing = standing_memory(state, problem_.runtime, par);
+      const MemoryBreakdown standing = standing_memory(state, problem_, plan_);
       m.outside_allocator = static_cast<double>((standing[MemoryCategory::runtime_context] + standing[MemoryCategory::communication]).value);
       m.standing = static_cast<double>(standing.peak().value) - m.outside_allocator;
       time_pairs(s);

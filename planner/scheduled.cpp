@@ -286,7 +286,7 @@ class Scheduled {
     for (const Turn& t : turns(few, stage)) issuer.issue(t, list);
     const auto peak = [&](ListMemory& memory, Block LoweredKind::*buffers) {
       memory.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& { return pairs_.of(s.kinds[index(f)]->*buffers, s.kinds[index(b)]->*buffers); };
-      return list_memory(list, memory, c_.problem.runtime, plan_.parallelism);
+      return list_memory(list, memory, c_.problem, plan_);
     };
     MemoryBreakdown p50 = peak(s.memory50, &LoweredKind::buffers50), p95 = peak(s.memory95, &LoweredKind::buffers95);
     // Host memory is that of the rank which puts most there, whatever stage is fullest.

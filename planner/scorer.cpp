@@ -6,6 +6,7 @@
 
 #include "planner/space.hpp"
 #include "sim/cost/groups.hpp"
+#include "sim/memory/communicators.hpp"
 #include "sim/memory/memory.hpp"
 
 namespace moeplan {
@@ -216,13 +217,12 @@ std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const
 /// The runtime's context and communicators.
 std::int64_t GroupScorer::runtime_bytes(const Choice& c) const {
   const ShardStages& s = table_.stages[c.stages];
-  const Runtime& runtime = shared_.problem.runtime;
-  const Parallelism& p = block_.parallelism;
-  const int dp_shard = s.dense[c.dense].shard, dp_replicate = s.dp / dp_shard;
-  const std::int64_t world = static_cast<std::int64_t>(s.pp) * s.stage_ranks;
-  std::int64_t communicators = world > 1 ? 1 : 0;
-  for (const int degree : {s.pp, p.tp, p.cp, p.ep, p.etp, dp_replicate, dp_shard, s.expert[c.expert].shard}) communicators += degree > 1 && degree < world;
-  return runtime.context.value + runtime.communicator.value * communicators;
+  Parallelism p = block_.parallelism;
+  p.pp = s.pp;
+  p.dp_shard = s.dense[c.dense].shard;
+  p.dp_replicate = s.dp / p.dp_shard;
+  p.expert_shard = s.expert[c.expert].shard;
+  return (shared_.problem.runtime.context + communicator_memory(shared_.problem, p, block_.context_exchange)).value;
 }
 
 /// With the libraries' workspace and the allocator's reserve, as `standing_memory` and `add_allocator_reserve`.

@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "core/error.hpp"
@@ -66,10 +65,7 @@ class Growing {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device) : device_(device) {
-    kernels::check(cudaSetDevice(device), fmt::format("use CUDA device {}", device));
-    products_.emplace();
-  }
+  explicit CudaBackend(int device) : device_(used(device)) {}
 
   std::string_view name() const override { return "cuda"; }
   std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op)); }
@@ -287,8 +283,8 @@ class CudaBackend final : public Backend {
       kernels::check(cudaMemcpyAsync(at, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice, stream_.get()), "copy the rows of the experts");   // pageable: staged before it returns
       ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(at);
     }
-    if (forward) cuda::forward(op, values, scratch, stream_.get(), &*products_, ragged);
-    else cuda::backward(op, values, d, scratch, stream_.get(), &*products_, ragged);
+    if (forward) cuda::forward(op, values, scratch, stream_.get(), &products_, ragged);
+    else cuda::backward(op, values, d, scratch, stream_.get(), &products_, ragged);
     for (const Result& r : results) {
       if (r.typed != r.dense) cuda::combine(r.typed, r.type, r.dense, r.view->dtype, r.view->shape.elements(), 1, false, stream_.get());
       if (r.view->columns) scatter(r.dense, *r.view);
@@ -376,9 +372,15 @@ class CudaBackend final : public Backend {
     std::vector<std::int32_t> list;
     kernels::DeviceBuffer device{0};
   };
-  int device_;
+  /// What is made next is of `device`: a stream made before would open a context on device 0, 0.5 GiB for every rank of the machine.
+  static int used(int device) {
+    kernels::check(cudaSetDevice(device), fmt::format("use CUDA device {}", device));
+    return device;
+  }
+
+  int device_;   ///< before all that lies on it
   kernels::Stream stream_;
-  std::optional<cuda::Products> products_;
+  cuda::Products products_;
   Growing scratch_, temporaries_;
   TensorView lent_{};
   bool recording_ = false;

@@ -13,19 +13,21 @@ RankGroups::RankGroups(Communicator& world, const Parallelism& parallelism, cons
     : world_(world), place_{world.rank(), parallelism} {
   if (world.size() != parallelism.world())
     throw InputError("ranks", fmt::format("there are {}, the plan is for {}", world.size(), parallelism.world()));
-  for (const auto& [group, name] : EnumNames<Group>::names) {
-    if (group == Group::world || place_.size(group) == 1) continue;
-    const int colour = place_.members(group).front();  // no two groups of a kind share a rank
-    groups_[static_cast<std::size_t>(group)] = world.split(colour, world.rank(), std::string(name));
-  }
-  for (const int n : neighbours)
-    neighbours_[n] = world.split(world.rank() / n, world.rank(), fmt::format("tensor{}", n));
-  if (parallelism.pp > 1) stage_ = world.split(place_.stage(), world.rank(), "stage");
+  by_shape_[{world.size(), 1}] = &world_;
+  for (const auto& [group, name] : EnumNames<Group>::names)
+    if (group == Group::world || place_.size(group) > 1)
+      groups_[static_cast<std::size_t>(group)] = over(place_.size(group), place_.stride(group), std::string(name));
+  for (const int n : neighbours) neighbours_[n] = over(n, 1, fmt::format("tensor{}", n));
+  stage_ = over(parallelism.stage_ranks(), 1, "stage");
 }
 
-Communicator* RankGroups::of(Group group) const {
-  if (group == Group::world) return &world_;
-  return groups_[static_cast<std::size_t>(group)].get();
+/// The ranks of this one's number modulo `stride`, so many in a row of them: no two groups of a shape share a rank.
+Communicator* RankGroups::over(int size, int stride, const std::string& label) {
+  const auto [at, fresh] = by_shape_.try_emplace({size, stride}, nullptr);
+  if (!fresh) return at->second;
+  const int rank = world_.rank(), first = rank - rank / stride % size * stride;
+  own_.push_back(world_.split(first, rank, label));
+  return at->second = own_.back().get();
 }
 
 Communicator& RankGroups::need(Group group) const {
@@ -41,18 +43,15 @@ Communicator& RankGroups::sharers(Group group, int ranks) const {
 template <class F>
 void RankGroups::each(const F& f) const {
   f(world_);
-  for (const auto& c : groups_)
-    if (c) f(*c);
-  for (const auto& [ranks, c] : neighbours_) f(*c);
-  if (stage_) f(*stage_);
-  if (node_) f(*node_);
-  if (between_nodes_) f(*between_nodes_);
+  for (const auto& c : own_) f(*c);
 }
 
 void RankGroups::split_nodes(int ranks) {
   Communicator& experts = need(Group::expert);
-  node_ = experts.split(experts.rank() / ranks, experts.rank(), "node");
-  between_nodes_ = experts.split(experts.rank() % ranks, experts.rank(), "between_nodes");
+  own_.push_back(experts.split(experts.rank() / ranks, experts.rank(), "node"));
+  node_ = own_.back().get();
+  own_.push_back(experts.split(experts.rank() % ranks, experts.rank(), "between_nodes"));
+  between_nodes_ = own_.back().get();
 }
 
 CommCounters RankGroups::counters() const {

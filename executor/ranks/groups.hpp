@@ -10,8 +10,9 @@
 
 namespace moeplan {
 
-/// One communicator for each group of the plan that has more than one rank, split off the world in a fixed order. All
-/// ranks construct theirs together.
+/// One communicator for each set of ranks that is a group of the plan, split off the world in a fixed order. Groups of the
+/// same ranks share one, which may be the world itself: all ranks of it make the same calls in the same order, and each
+/// communicator of NCCL takes half a gigabyte and more. All ranks construct theirs together.
 class RankGroups {
  public:
   /// Throws InputError if the world has another size than the plan. `neighbours`: so many consecutive tensor ranks hold
@@ -21,16 +22,16 @@ class RankGroups {
   [[nodiscard]] const RankPlace& place() const { return place_; }
   [[nodiscard]] Communicator& world() const { return world_; }
   /// The ranks of this rank's pipeline stage; the world where there is one stage.
-  [[nodiscard]] Communicator& stage() const { return stage_ ? *stage_ : world_; }
+  [[nodiscard]] Communicator& stage() const { return *stage_; }
   /// Null for a group of one.
-  [[nodiscard]] Communicator* of(Group group) const;
+  [[nodiscard]] Communicator* of(Group group) const { return groups_[static_cast<std::size_t>(group)]; }
   /// Of a group that has more than one rank.
   [[nodiscard]] Communicator& need(Group group) const;
   /// Cuts the expert group into nodes of so many ranks each, and into ways between those of the same number on all
   /// nodes. All its ranks call it.
   void split_nodes(int ranks);
-  [[nodiscard]] Communicator* node() const { return node_.get(); }
-  [[nodiscard]] Communicator* between_nodes() const { return between_nodes_.get(); }
+  [[nodiscard]] Communicator* node() const { return node_; }
+  [[nodiscard]] Communicator* between_nodes() const { return between_nodes_; }
   /// `ranks` neighbours of a group, or the whole of it.
   [[nodiscard]] Communicator& sharers(Group group, int ranks) const;
   /// What all communicators of this rank have counted together.
@@ -45,13 +46,16 @@ class RankGroups {
  private:
   template <class F>
   void each(const F& f) const;
+  Communicator* over(int size, int stride, const std::string& label);
 
   Communicator& world_;
   RankPlace place_;
-  std::unique_ptr<Communicator> stage_;
-  std::array<std::unique_ptr<Communicator>, EnumNames<Group>::names.size()> groups_;
-  std::unique_ptr<Communicator> node_, between_nodes_;       ///< of the expert group
-  std::map<int, std::unique_ptr<Communicator>> neighbours_;  ///< of the tensor group, by how many
+  std::map<std::pair<int, int>, Communicator*> by_shape_;    ///< ranks and the distance between them
+  std::vector<std::unique_ptr<Communicator>> own_;           ///< what was split off, in that order
+  Communicator* stage_ = nullptr;
+  std::array<Communicator*, EnumNames<Group>::names.size()> groups_{};
+  Communicator *node_ = nullptr, *between_nodes_ = nullptr;  ///< of the expert group
+  std::map<int, Communicator*> neighbours_;                  ///< of the tensor group, by how many
 };
 
 /// How many consecutive tensor ranks hold some of a plan's weights alike, where it is neither one nor all of them.

@@ -24,7 +24,7 @@ class Walk {
       slots_.push_back(with_passes(slot_memory(p_.blocks[index(s.block)], s.sharding), memory_[index(s.block)]));
       state += s.state;
     }
-    const MemoryBreakdown standing = standing_memory(state, problem.runtime, plan.parallelism);
+    const MemoryBreakdown standing = standing_memory(state, problem, plan);
     for (const auto& [category, name] : EnumNames<MemoryCategory>::names) open(std::string(name), category, standing[category], 0);
   }
 

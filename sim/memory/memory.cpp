@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "sim/memory/communicators.hpp"
 #include "sim/program/call_scratch.hpp"
 
 namespace moeplan {
@@ -78,7 +79,8 @@ SlotMemory with_passes(SlotMemory slot, const BlockMemory& block) {
   return slot;
 }
 
-MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& p) {
+MemoryBreakdown standing_memory(const StateBytes& state, const Problem& problem, const Plan& plan) {
+  const Runtime& runtime = problem.runtime;
   MemoryBreakdown m;
   m[MemoryCategory::weights] = state.weights;
   m[MemoryCategory::adapters] = state.adapters;
@@ -87,9 +89,7 @@ MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime,
   m.host = state.host_weights + state.host_optimizer;
   m[MemoryCategory::runtime_context] = runtime.context;
   m[MemoryCategory::workspace] = runtime.own_kernels ? runtime.workspace : Bytes{};   // of others the allocator's replay holds it
-  std::int64_t communicators = p.world() > 1 ? 1 : 0;
-  for (const int degree : {p.pp, p.tp, p.cp, p.ep, p.etp, p.dp_replicate, p.dp_shard, p.expert_shard}) communicators += degree > 1 && degree < p.world();
-  m[MemoryCategory::communication] = runtime.communicator * communicators;
+  m[MemoryCategory::communication] = communicator_memory(problem, plan.parallelism, plan.context_exchange);
   return m;
 }
 
@@ -98,9 +98,9 @@ void add_allocator_reserve(MemoryBreakdown& m, const Runtime& runtime) {
   m[MemoryCategory::allocator_reserve] = {static_cast<std::int64_t>(std::llround(static_cast<double>(allocated.value) * runtime.allocator_overhead))};
 }
 
-MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, const Parallelism& parallelism) {
+MemoryBreakdown stage_memory(const StageMemory& stage, const Problem& problem, const Plan& plan) {
   Peak best;
-  Categories base = standing_memory(stage.state, runtime, parallelism).at_peak;
+  Categories base = standing_memory(stage.state, problem, plan).at_peak;
   Categories all_kept{};
   for (const SlotMemory& s : stage.slots) add(all_kept, s.kept);
   add(base, all_kept, stage.in_flight - 1);
@@ -145,7 +145,7 @@ MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, c
     unreduced = slot.unreduced;
     remaining -= slot.gathered;
   }
-  MemoryBreakdown out = best.breakdown(runtime);
+  MemoryBreakdown out = best.breakdown(problem.runtime);
   out.host = stage.state.host_weights + stage.state.host_optimizer;
   for (const SlotMemory& s : stage.slots) out.host += s.host * stage.in_flight;
   return out;
@@ -157,9 +157,9 @@ const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
   return it->second;
 }
 
-MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Runtime& runtime, const Parallelism& parallelism) {
+MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Problem& problem, const Plan& plan) {
   Peak best;
-  Categories now = standing_memory(of.state, runtime, parallelism).at_peak;
+  Categories now = standing_memory(of.state, problem, plan).at_peak;
   Bytes host = of.state.host_weights + of.state.host_optimizer, most_host = host;
   std::map<std::pair<std::int32_t, std::int32_t>, bool> carried;   // by chunk and micro-batch
   Bytes unreduced{};
@@ -229,7 +229,7 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
       default: break;
     }
   }
-  MemoryBreakdown out = best.breakdown(runtime);
+  MemoryBreakdown out = best.breakdown(problem.runtime);
   out.host = most_host;
   return out;
 }
@@ -250,7 +250,7 @@ MemoryBreakdown memory(const Program& program, const Problem& problem, const Pla
   list.pair = [&](std::int32_t f, std::int32_t b) -> const PassMemory& {
     return pairs.of(program.blocks[index(program.slots[index(f)].block)], program.blocks[index(program.slots[index(b)].block)]);
   };
-  return list_memory(program.instances, list, problem.runtime, plan.parallelism);
+  return list_memory(program.instances, list, problem, plan);
 }
 
 }  // namespace moeplan

@@ -41,7 +41,7 @@ struct ListMemory {
 };
 
 /// Peak of a list of instances by category.
-[[nodiscard]] MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Runtime& runtime, const Parallelism& parallelism);
+[[nodiscard]] MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Problem& problem, const Plan& plan);
 
 /// Memory of blocks side by side, found once per pair.
 class PairMemory {
@@ -73,11 +73,11 @@ struct StageMemory {
 [[nodiscard]] SlotMemory with_passes(SlotMemory slot, const BlockMemory& block);
 
 /// Bytes that do not move during a step: states, communicators, context. The allocator's reserve is added to the peak.
-[[nodiscard]] MemoryBreakdown standing_memory(const StateBytes& state, const Runtime& runtime, const Parallelism& parallelism);
+[[nodiscard]] MemoryBreakdown standing_memory(const StateBytes& state, const Problem& problem, const Plan& plan);
 /// Adds what the allocator reserves beyond what is allocated (context and communicators are outside it).
 void add_allocator_reserve(MemoryBreakdown& memory, const Runtime& runtime);
 
-[[nodiscard]] MemoryBreakdown stage_memory(const StageMemory& stage, const Runtime& runtime, const Parallelism& parallelism);
+[[nodiscard]] MemoryBreakdown stage_memory(const StageMemory& stage, const Problem& problem, const Plan& plan);
 
 /// Peak memory of one rank over a step, by category, from its lowered program.
 [[nodiscard]] MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan);

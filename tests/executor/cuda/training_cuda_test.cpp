@@ -164,7 +164,7 @@ TEST_P(CudaTraining, TheArenaIsThePlannersAndCallsTakeNothingBesideIt) {
     const Bytes before = run.backend->beside();
     (void)run.trainer->differentiate(batch(p, q, 9));
     MemoryBreakdown planned = memory(run.trainer->program(), p, q);
-    const std::int64_t arena = run.trainer->walk().arena().peak.value, plans = (planned.peak() - standing_memory(StateBytes{}, p.runtime, q.parallelism).peak() - Bytes{states_of(run.trainer->program())}).value;
+    const std::int64_t arena = run.trainer->walk().arena().peak.value, plans = (planned.peak() - standing_memory(StateBytes{}, p, q).peak() - Bytes{states_of(run.trainer->program())}).value;
     if (p.model.residual == ResidualKind::attention_residual)   // gradients of stored blocks wait here, docs/executor.md
       EXPECT_NEAR(static_cast<double>(arena), static_cast<double>(plans), 0.02 * static_cast<double>(plans));
     else

@@ -41,7 +41,7 @@ TEST_P(Arena, PeaksAtThePlannedBytesWithTheKernelsScratchToo) {
   const ArenaPlan arena = plan_arena(program, p, [](DType t) { return t; }, {}, [&](const Block& b, const BlockNode& n) { return call_scratch(b, p.runtime)(n); });
   StateBytes states = program.resident;
   for (const Slot& s : program.slots) states += s.state;
-  EXPECT_EQ(arena.peak + standing_memory(states, p.runtime, q.parallelism).peak(), memory(program, p, q).peak()) << arena.peak_at;
+  EXPECT_EQ(arena.peak + standing_memory(states, p, q).peak(), memory(program, p, q).peak()) << arena.peak_at;
 }
 
 TEST_P(Arena, GivesNoByteToTwoBuffersAtOnce) {
