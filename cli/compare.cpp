@@ -33,11 +33,14 @@ struct Pair {
   [[nodiscard]] double gap() const { return measured - predicted; }
 };
 
-/// Seconds of each operator on one rank, all micro-batches together; parts stretch with their event.
+/// Seconds of each operator on one rank, all micro-batches together; parts stretch with their event. "communication": the calls inside blocks, which
+/// a plan draws on lanes of their own and a run times among the others.
 std::map<std::string, double> operators(const StepTimeline& t, std::int32_t rank) {
   std::map<std::string, double> out;
   for (const TimelineEvent& e : t.events) {
-    if (e.rank != rank || e.detail < 0) continue;
+    if (e.rank != rank) continue;
+    if (e.kind == Activity::expert_communication || e.kind == Activity::tensor_communication) out["communication"] += to_seconds(e.duration).value;
+    if (e.detail < 0) continue;
     const TimelineDetail& d = t.details[static_cast<std::size_t>(e.detail)];
     const double stretch = d.duration > 0 ? static_cast<double>(e.duration) / static_cast<double>(d.duration) : 1;
     for (const TimelinePart& p : d.parts) out[t.names[static_cast<std::size_t>(p.name)]] += to_seconds(p.duration).value * stretch;
@@ -176,10 +179,20 @@ Output run(const Context& context, const Options& options) {
   const MemoryBreakdown planned = slice ? slice->memory : moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (planned[category].value > 0) memory[std::string(name)].predicted = static_cast<double>(planned[category].value);
+  double planned_peak = static_cast<double>(planned.peak().value);
+  // A run makes room for --routed-bound times the balanced rows, a plan for the load that it was priced at: what `run` foretold for its own bound,
+  // before its first step, stands beside what it measured.
+  if (const Json before = file.value("predicted_memory", Json::object()); !slice && loaded.plan.parallelism.ep > 1 && before.is_object() && before.contains("peak_bytes") && before["peak_bytes"].is_number()) {
+    for (auto& [name, pair] : memory) pair.predicted = 0;
+    for (const auto& [name, value] : before.items())
+      if (value.is_number() && name != "peak_bytes") memory[name].predicted = value.get<double>();
+    out.notes.push_back(fmt::format("memory is that foretold for the run's --routed-bound; the plan's own load needs {}", human(planned.peak())));
+    planned_peak = before["peak_bytes"].get<double>();
+  }
   const Json kept = file.value("memory", Json::object());
   for (const auto& [name, value] : kept.items())
     if (value.is_number() && name != "peak_bytes") memory[name].measured = value.get<double>();
-  const Pair peak{static_cast<double>(planned.peak().value), kept.value("peak_bytes", 0.0)};
+  const Pair peak{planned_peak, kept.value("peak_bytes", 0.0)};
 
   std::vector<std::pair<std::string, Pair>> by_gap;
   for (const auto& each : calls)

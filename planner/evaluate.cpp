@@ -39,7 +39,7 @@ struct Sharded {
 
 Evaluator::Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep)
     : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
-                         Links(problem.cluster, problem.runtime), LoadFactors(problem, only_ep), {}, {}, {}, {}, {}}) {
+                         Links(problem.cluster, problem.runtime, {}, problem.profile), LoadFactors(problem, only_ep), {}, {}, {}, {}, {}}) {
   Shared& s = *shared_;
   std::map<std::string, std::size_t> known;
   bool before = false;

@@ -64,7 +64,7 @@ class Draws {
  public:
   Draws(const Problem& problem, const Plan& plan, const LoadDrawOptions& options)
       : problem_(problem), plan_(plan), options_(options), routing_(routing_of(problem.model)), prices_(prices_of(problem, plan)),
-        links_(problem.cluster, problem.runtime), outline_(outline(problem.model, problem.workload)) {
+        links_(problem.cluster, problem.runtime, {}, problem.profile), outline_(outline(problem.model, problem.workload)) {
     const Parallelism& par = plan.parallelism;
     if (options.draws < 1) throw InputError("--draws", fmt::format("{}", options.draws), "give at least one draw");
     ranks_ = routing_.experts > 0 ? par.ep : 1;

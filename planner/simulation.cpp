@@ -16,7 +16,7 @@ Simulation simulate(const Problem& problem, const Plan& plan, const SimulationOp
   const FactorBand band = factors.stage(plan, 0, static_cast<std::int64_t>(problem.model.layers.size()));
   const double load = (options.high_load ? band.p95 : band.p50).step;
   const Prices prices = prices_of(problem, plan);
-  const Links links(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, par, problem.cluster));
+  const Links links(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, par, problem.cluster), problem.profile);
   const Costs costs = options.interference ? interfering_costs(prices, links, par, problem.cluster.device, load) : model_costs(prices, links, par, load);
   Simulation out;
   for (int s = 0; s < par.pp; ++s) out.stages.push_back(lower(problem, plan, s * par.stage_ranks(), load));

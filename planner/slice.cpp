@@ -49,7 +49,7 @@ class Pricing {
         program_(program),
         draw_(draw),
         prices_(prices_of(problem, plan)),
-        links_(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, plan.parallelism, problem.cluster)) {}
+        links_(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, plan.parallelism, problem.cluster), problem.profile) {}
 
   SliceForecast run(const Problem& problem) {
     for (const Instance& i : program_.instances) switch (i.phase) {

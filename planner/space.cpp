@@ -272,7 +272,7 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   if (pins.prefetch) out.prefetches = {*pins.prefetch};
   else if (problem.runtime.prefetch > 0) out.prefetches.push_back(0);
   const std::vector<Offload> offloaded = offloads(problem, options);
-  const Links links(problem.cluster, problem.runtime);
+  const Links links(problem.cluster, problem.runtime, {}, problem.profile);
   for (const std::int64_t micro_batch : micro_batches(problem, pins)) for (const Recompute recompute : recomputes) for (const DType type : types) {
     for (std::size_t l = 0; l < out.layouts.size(); ++l) for (const ContextExchange exchange : exchanges(problem, pins, out.layouts[l].front())) {
       Plan plan;

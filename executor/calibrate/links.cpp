@@ -54,7 +54,10 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
     const double median = batches[batches.size() / 2];
     out.push_back({.key = fmt::format("{} payload={} ranks={}", name, payload, n), .median = {median}, .spread = std::min(10.0, (batches.back() - batches.front()) / 2 / median), .count = options.batches});
   };
-  for (std::int64_t bytes = options.least_bytes; bytes <= options.most_bytes; bytes *= 8) {
+  // What a dispatch learns first, over the host: how many rows each of some experts gets.
+  const std::vector<std::int64_t> words(64, 1);
+  measure("counts", 8 * static_cast<std::int64_t>(words.size()), [&] { (void)world.gather_words(words); });
+  for (std::int64_t bytes = options.least_bytes; bytes <= options.most_bytes; bytes *= 4) {
     const std::int64_t part = bytes / 2 / n, payload = part * 2 * n;
     if (part == 0) continue;
     measure("all_gather", payload, [&] { world.all_gather(from.get(), to.get(), part, DType::bf16); });

@@ -11,11 +11,12 @@
 namespace moeplan {
 
 struct LinkOptions {
-  std::int64_t least_bytes = 1 << 10, most_bytes = std::int64_t{1} << 29;   ///< payloads, in steps of 8 from the least on
+  std::int64_t least_bytes = 1 << 10, most_bytes = std::int64_t{1} << 29;   ///< payloads, in steps of 4 from the least on
   int batches = 7;                                                          ///< a sample is their median
 };
 
-/// Times all_gather, reduce_scatter, all_reduce, the expert exchange ("dispatch": equal rows to every rank) and send_receive of neighbours
+/// Times all_gather, reduce_scatter, all_reduce, the expert exchange ("dispatch": equal rows to every rank), send_receive of neighbours
+/// and the exchange of 64 counts over the host ("counts")
 /// on all ranks of `world`, from the call to the end of `wait`; several calls a batch where they are short, as a step queues them. A figure is
 /// the slowest rank's. Keys: "all_gather payload=1048576 ranks=2"; payloads as `CommCounter` counts them. Collective; the samples are on all
 /// ranks.

@@ -33,6 +33,8 @@ constexpr double kNvlsFrom = 5;
 constexpr double kCollectiveLow = 0.80, kCollectiveHigh = 2.0, kExchangeLow = 0.80, kExchangeHigh = 1.5;
 /// Reading the counts back: a 4 KB copy to the host (6.9 us) and two launches (4.6 us each), measured on one H200, 2026-11-29.
 constexpr double kHostRead = 16.1e-6;
+/// A copy of rows that the host issues: 64 of 3 MiB took 284 us where their bytes take 104, measured on one H200, 2026-11-30.
+constexpr double kRowCopy = 4.4e-6;
 /// A small copy between device and host: 6.9 us, the same measurement.
 constexpr double kHostCopyLatency = 6.9e-6;
 /// Mean wait in the notify kernels of DeepSeek's production trace, EP64: 2.0 ms, because they wait for the slowest peer.
@@ -48,9 +50,27 @@ const std::array<Hop, kProtocols>& hops_of(LinkKind kind) {
 /// Rounds in which `ranks` x `runs` affine maps are combined into every prefix.
 double scan_rounds(std::int64_t ranks, std::int64_t runs) { return std::ceil(std::log2(static_cast<double>(ranks * std::max<std::int64_t>(1, runs)))); }
 
+/// What carries the call in the samples; empty for what has none.
+std::string sampled_as(Collective collective) {
+  switch (collective) {
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_reduce:
+    case Collective::send_receive: return std::string(name_of(collective));
+    case Collective::dispatch:
+    case Collective::combine:
+    case Collective::all_to_all: return "dispatch";
+    default: return {};
+  }
+}
+
 }  // namespace
 
-Links::Links(const ClusterSpec& cluster, const Runtime& runtime, const ExpertPlaces& places) : places_(places), deduplicated_(runtime.deduplicated_dispatch), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare) {
+Links::Links(const ClusterSpec& cluster, const Runtime& runtime, const ExpertPlaces& places, const DeviceProfile& profile)
+    : places_(places), deduplicated_(runtime.deduplicated_dispatch), orders_rows_(runtime.own_kernels), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare),
+      memory_rate_(cluster.device.memory_bandwidth.value * cluster.device.achieved_bandwidth) {
+  if (profile.device.name == cluster.device.name)
+    if (LinkSamples samples(profile); !samples.empty()) samples_ = std::make_shared<const LinkSamples>(std::move(samples));
   if (cluster.tiers.empty() || cluster.tiers.size() > kMaxTiers)
     throw InputError(cluster.name + ": tiers", fmt::format("{} tiers", cluster.tiers.size()), fmt::format("give 1 to {}", kMaxTiers));
   for (const LinkTier& t : cluster.tiers) {
@@ -176,12 +196,39 @@ double Links::message_latency(std::size_t tier) const {
   return (kBase[kSimple].ring + hop(hops_of(tier_[tier].kind), kSimple, false, tier_[tier].latency * 1e6)) * 1e-6;
 }
 
+/// Measured between ranks of one host, each with as many rows for every other: longer for the busiest rank, and beside compute.
+std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, double skew) const {
+  const std::string name = sampled_as(call.collective);
+  const double n = static_cast<double>(group.size);
+  if (!samples_ || name.empty() || members(group)[0] < n) return std::nullopt;
+  const bool rows = call.collective == Collective::dispatch || call.collective == Collective::combine;
+  const double payload = rows ? bytes(call, group)[0] * n / (n - 1) * std::max(1.0, skew) : static_cast<double>(call.payload.value);
+  const auto known = samples_->time(name, group.size, payload);
+  if (!known) return std::nullopt;
+  double time = known->seconds;
+  if (rows && call.beside_compute) {
+    const double latency = samples_->time(name, group.size, 0)->seconds;
+    time = latency + std::max(0.0, time - latency) / kOverlappedExchangeRate;
+  }
+  const bool exact = known->exact && !(rows && call.beside_compute);
+  const double low = exact ? 1 - std::min(1.0, known->spread) : kExchangeLow, high = exact ? 1 + known->spread : kExchangeHigh, besides = rows ? ordering(call, group, skew) : 0;
+  return Estimate{{time + besides}, {time * low + besides}, {time * high + besides}, exact && besides == 0 ? Basis::measured : Basis::interpolated};
+}
+
+/// Rows are read and written once more; a copy for each local expert and rank, which the host issues one by one.
+double Links::ordering(const CommCall& call, GroupShape group, double skew) const {
+  if (!orders_rows_) return 0;
+  const double copies = std::max(static_cast<double>(call.experts), static_cast<double>(group.size));
+  return std::max(2 * static_cast<double>(call.payload.value) * std::max(1.0, skew) / memory_rate_, copies * kRowCopy);
+}
+
 Estimate Links::price(const CommCall& call, GroupShape group, double skew) const {
   if (is_host_copy(call.collective)) {
     const double copy = host_rate_ > 0 ? static_cast<double>(call.payload.value) / host_rate_ + kHostCopyLatency + launch_ : 0;
     return {{copy}, {copy * kCollectiveLow}, {copy * kCollectiveHigh}, Basis::roofline};
   }
   if (group.size <= 1) return {};
+  if (const auto known = measured(call, group, skew)) return *known;
   double time = 0, low = kCollectiveLow, high = kCollectiveHigh;
   switch (call.collective) {
     case Collective::all_gather:
@@ -241,6 +288,8 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
 
 Estimate Links::host_wait(GroupShape group) const {
   const auto m = members(group);
+  if (samples_ && group.size > 1 && m[0] >= static_cast<double>(group.size))
+    if (const auto known = samples_->time("counts", group.size, 0)) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
   double latency = 0;
   for (std::size_t t = 0; t < tiers_; ++t)
     if (m[t] > (t == 0 ? 1 : m[t - 1])) latency = std::max(latency, tier_[t].dispatch_latency);

@@ -4,11 +4,13 @@
 /// Formulas, sources and the comparison with measured rows: docs/cost.md.
 
 #include <array>
+#include <memory>
 
 #include "core/spec/cluster.hpp"
 #include "core/spec/results.hpp"
 #include "core/spec/runtime.hpp"
 #include "sim/cost/expert_places.hpp"
+#include "sim/cost/link_samples.hpp"
 #include "sim/program/graph.hpp"
 
 namespace moeplan {
@@ -36,14 +38,16 @@ inline constexpr double kHostLinkShare = 0.87;
 /// Prices communication calls; built once per problem, const and thread-safe afterwards.
 class Links {
  public:
-  /// `places`: where the experts of dispatch and combine lie.
-  explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {}, const ExpertPlaces& places = {});
+  /// `places`: where the experts of dispatch and combine lie. With a profile of this device, calls that it has measured over as many ranks of one
+  /// innermost domain take their measured time.
+  explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {}, const ExpertPlaces& places = {}, const DeviceProfile& profile = {});
 
   /// The same links where experts lie elsewhere.
   [[nodiscard]] Links placed(const ExpertPlaces& places) const;
 
   /// Time of one call of a group alone on its links. `skew`: busiest rank's received rows over the mean (sim/load); it stretches
-  /// the transfer of dispatch and combine. A group of one costs nothing.
+  /// the transfer of dispatch and combine. A group of one costs nothing. This project's executor also puts exchanged rows in the
+  /// order of the experts, a copy for each expert and rank (executor/walk/exchange.cpp): that is added where the exchange was measured.
   [[nodiscard]] Estimate price(const CommCall& call, GroupShape group, double skew = 1) const;
 
   /// Dropless dispatch: the counts are exchanged and read by the host. The upper bound is what a production trace shows when
@@ -66,6 +70,8 @@ class Links {
     double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency;
   };
   [[nodiscard]] double collective(Collective op, double payload, GroupShape group) const;
+  [[nodiscard]] std::optional<Estimate> measured(const CommCall& call, GroupShape group, double skew) const;
+  [[nodiscard]] double ordering(const CommCall& call, GroupShape group, double skew) const;
   /// Seconds before a message's first byte arrives (NCCL Simple, one hop).
   [[nodiscard]] double message_latency(std::size_t tier) const;
   [[nodiscard]] double all_reduce_tree(double payload, const std::array<double, kMaxTiers>& m) const;
@@ -74,8 +80,10 @@ class Links {
   std::size_t tiers_ = 0;
   ExpertPlaces places_;
   bool deduplicated_;
+  bool orders_rows_;
   double launch_;
-  double host_rate_;
+  double host_rate_, memory_rate_;
+  std::shared_ptr<const LinkSamples> samples_;   ///< null without any
 };
 
 }  // namespace moeplan

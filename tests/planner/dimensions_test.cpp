@@ -53,7 +53,7 @@ struct InEngine {
 };
 InEngine simulated(const Problem& p, const Plan& plan) {
   const Prices prices = prices_of(p, plan);
-  const Links links(p.cluster, p.runtime);
+  const Links links(p.cluster, p.runtime, {}, p.profile);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   std::vector<Program> stages;
   for (int s = 0; s < plan.parallelism.pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));

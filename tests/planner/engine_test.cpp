@@ -43,7 +43,7 @@ struct Simulated {
 
 Simulated simulated(const Problem& p, const Plan& plan, bool every_rank = false, const ClusterSpec* cluster = nullptr) {
   const Prices prices = prices_of(p, plan);
-  const Links links(p.cluster, p.runtime);
+  const Links links(p.cluster, p.runtime, {}, p.profile);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   Simulated out;
   for (int s = 0; s < plan.parallelism.pp; ++s) out.stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));
@@ -143,7 +143,7 @@ TEST(Interference, MakesAnOverlappedStepLonger) {
   plan.schedule = Schedule::expert_overlap;
   plan.recompute = Recompute::selective;
   const Prices prices = prices_of(p, plan);
-  const Links links(p.cluster, p.runtime);
+  const Links links(p.cluster, p.runtime, {}, p.profile);
   const Costs costs = interfering_costs(prices, links, plan.parallelism, p.cluster.device);
   const std::vector<Program> stages{lower(p, plan, 0)};
   const Job job = make_job(folded(stages, plan.parallelism, costs), plan.parallelism);

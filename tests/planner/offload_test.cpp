@@ -60,7 +60,7 @@ TEST(Offload, ClosedFormWalkAndEngineAgree) {
         EXPECT_EQ(f.memory.at_peak, walk.at_peak) << name;
         EXPECT_EQ(f.memory.host, walk.host) << name;
         const Prices prices = prices_of(p, plan);
-        const Links links(p.cluster, p.runtime);
+        const Links links(p.cluster, p.runtime, {}, p.profile);
         const Costs costs = model_costs(prices, links, plan.parallelism);
         std::vector<Program> stages;
         for (int s = 0; s < pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));

@@ -99,7 +99,7 @@ TEST_P(EverySchedule, ClosedFormEngineAndMemoryAgree) {
   const Plan plan = plan_of(c, p);
   ASSERT_EQ(schedule_fault(plan), "");
   const Prices prices = prices_of(p, plan);
-  const Links links(p.cluster, p.runtime);
+  const Links links(p.cluster, p.runtime, {}, p.profile);
   const Costs costs = model_costs(prices, links, plan.parallelism);
   std::vector<Program> stages;
   for (int s = 0; s < c.pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));

@@ -26,10 +26,11 @@ TEST(Links, every_collective_is_timed_at_every_payload_and_all_ranks_have_the_sa
     const auto backend = cpu_backend(CpuStorage::wide);
     of[static_cast<std::size_t>(c.rank())] = time_links(c, *backend, {.least_bytes = 1 << 10, .most_bytes = 1 << 13, .batches = 3});
   });
-  EXPECT_EQ(of[0].size(), 10u);   // five collectives, two payloads
+  ASSERT_EQ(of[0].size(), 11u);   // counts; five collectives, two payloads
   EXPECT_EQ(of[0], of[1]);
-  EXPECT_EQ(of[0][0].key, "all_gather payload=1024 ranks=2");
-  EXPECT_EQ(of[0][9].key, "send_receive payload=8192 ranks=2");
+  EXPECT_EQ(of[0][0].key, "counts payload=512 ranks=2");
+  EXPECT_EQ(of[0][1].key, "all_gather payload=1024 ranks=2");
+  EXPECT_EQ(of[0][10].key, "send_receive payload=4096 ranks=2");
   for (const ProfileSample& s : of[0]) EXPECT_GT(s.median.value, 0) << s.key;
 }
 

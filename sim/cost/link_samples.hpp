@@ -1,0 +1,35 @@
+#pragma once
+/// Measured times of communication calls between the ranks of one host (`calibrate --links`, executor/calibrate/links.hpp), as a profile holds
+/// them: "all_gather payload=1048576 ranks=2", and "counts payload=512 ranks=2" for the exchange of the experts' counts over the host.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/spec/profile.hpp"
+
+namespace moeplan {
+
+class LinkSamples {
+ public:
+  LinkSamples() = default;
+  explicit LinkSamples(const DeviceProfile& profile);
+
+  struct Time {
+    double seconds = 0, spread = 0;
+    bool exact = false;   ///< this payload was measured
+  };
+  /// Of a call of so many payload bytes over so many ranks: between two measured payloads on the line through them (a latency and a rate), below
+  /// the least its time, beyond the largest by the rate of the last two. Empty where that collective was not measured over so many ranks.
+  [[nodiscard]] std::optional<Time> time(const std::string& collective, std::int64_t ranks, double payload) const;
+  [[nodiscard]] bool empty() const { return of_.empty(); }
+
+ private:
+  struct Point {
+    double payload, seconds, spread;
+  };
+  std::map<std::pair<std::string, std::int64_t>, std::vector<Point>> of_;   ///< ascending payloads
+};
+
+}  // namespace moeplan

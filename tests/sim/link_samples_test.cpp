@@ -1,0 +1,66 @@
+#include "sim/cost/link_samples.hpp"
+
+#include <gtest/gtest.h>
+
+#include "core/configs.hpp"
+#include "sim/cost/collectives.hpp"
+
+namespace moeplan {
+namespace {
+
+const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
+
+DeviceProfile profile(const DeviceSpec& device) {
+  DeviceProfile p{.name = "links", .driver = {}, .date = "2026-11-30", .source = {}, .device = device, .samples = {}};
+  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"all_gather payload=1000 ranks=2", 20}, {"all_gather payload=2001000 ranks=2", 40}, {"all_gather payload=4001000 ranks=2", 80},
+                                                                                      {"dispatch payload=1000 ranks=2", 30}, {"dispatch payload=4001000 ranks=2", 70}, {"counts payload=512 ranks=2", 150}})
+    p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 7});
+  return p;
+}
+
+ClusterSpec two_h200() { return resized(load_cluster(kConfigs, "8xh200"), 2); }
+
+TEST(LinkSamples, between_two_payloads_time_is_on_their_line_and_beyond_the_last_at_their_rate) {
+  const LinkSamples samples(profile({}));
+  EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 2001000)->seconds, 40e-6);
+  EXPECT_TRUE(samples.time("all_gather", 2, 2001000)->exact);
+  EXPECT_NEAR(samples.time("all_gather", 2, 3001000)->seconds, 60e-6, 1e-12);
+  EXPECT_FALSE(samples.time("all_gather", 2, 3001000)->exact);
+  EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 1)->seconds, 20e-6);
+  EXPECT_NEAR(samples.time("all_gather", 2, 6001000)->seconds, 120e-6, 1e-12);
+  EXPECT_FALSE(samples.time("all_gather", 4, 1000));
+  EXPECT_FALSE(samples.time("all_reduce", 2, 1000));
+}
+
+TEST(LinkSamples, a_call_takes_its_measured_time_where_device_size_and_domain_are_those_measured) {
+  const ClusterSpec cluster = two_h200();
+  const Links measured(cluster, {}, {}, profile(cluster.device)), formula(cluster);
+  const CommCall gather{.collective = Collective::all_gather, .payload = {2001000}};
+  const Estimate e = measured.price(gather, {2, 1});
+  EXPECT_DOUBLE_EQ(e.median.value, 40e-6);
+  EXPECT_EQ(e.basis, Basis::measured);
+  EXPECT_EQ(measured.price({.collective = Collective::all_gather, .payload = {2001001}}, {2, 1}).basis, Basis::interpolated);
+  const CommCall reduce{.collective = Collective::all_reduce, .payload = {2001000}};   // not among the samples
+  EXPECT_EQ(measured.price(reduce, {2, 1}).median, formula.price(reduce, {2, 1}).median);
+  DeviceSpec other = cluster.device;
+  other.name = "another";
+  EXPECT_EQ(Links(cluster, {}, {}, profile(other)).price(gather, {2, 1}).median, formula.price(gather, {2, 1}).median);
+  const ClusterSpec wide = load_cluster(kConfigs, "64xh200");
+  EXPECT_EQ(Links(wide, {}, {}, profile(wide.device)).price(gather, {2, 32}).median, Links(wide).price(gather, {2, 32}).median);   // ranks of two nodes
+}
+
+TEST(LinkSamples, a_dispatch_grows_with_its_busiest_rank_and_its_counts_take_what_they_took) {
+  const ClusterSpec cluster = two_h200();
+  Runtime copies;
+  copies.deduplicated_dispatch = false;
+  const Links links(cluster, copies, {}, profile(cluster.device));
+  const CommCall dispatch{.collective = Collective::dispatch, .group = Group::expert, .payload = {2001000}, .rows = 100, .tokens = 50, .experts = 8};
+  EXPECT_NEAR(links.price(dispatch, {2, 1}).median.value, 50e-6, 1e-9);
+  EXPECT_NEAR(links.price(dispatch, {2, 1}, 1.5).median.value, 60e-6, 1e-8);
+  EXPECT_DOUBLE_EQ(links.host_wait({2, 1}).median.value, 150e-6);
+  copies.own_kernels = true;   // this executor's: rows are copied once more, for each of 8 experts
+  EXPECT_NEAR(Links(cluster, copies, {}, profile(cluster.device)).price(dispatch, {2, 1}).median.value, 50e-6 + 8 * 4.4e-6, 1e-9);
+}
+
+}  // namespace
+}  // namespace moeplan
