@@ -116,6 +116,7 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   priced.runtime.workspace = opened.backend->beside();
   MemoryBreakdown predicted = memory(program, priced, loaded.plan);
   predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
+  predicted[MemoryCategory::communication] += staging_for_run(program, problem, loaded.plan, *opened.backend, world ? world->rank() : 0);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");

@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
+#include "executor/ranks/runnable.hpp"
 #include "executor/ranks/slots.hpp"
 #include "executor/slice/slice.hpp"
 #include "executor/walk/pieces.hpp"
@@ -49,10 +50,15 @@ Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPl
   return {most};
 }
 
+Bytes staging_for_run(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend, int rank) {
+  if (plan.parallelism.world() == 1) return {};
+  return staging_bytes(program, problem.runtime, RankPlace{rank, plan.parallelism}, [&](DType t) { return backend.held(t); },
+                       plan.experts.chunks > 1 ? 4 : places_experts(plan) ? 2 : 1);
+}
+
 void Walk::find_staging() {
   if (!ranks_) return;
-  staging_bytes_ = staging_bytes(
-      program_, problem_.runtime, ranks_->place(), [&](DType t) { return backend_.held(t); }, plan_.experts.chunks > 1 ? 4 : places_experts(plan_) ? 2 : 1);
+  staging_bytes_ = staging_for_run(program_, problem_, plan_, backend_, ranks_->place().rank);
   staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
 }
 
@@ -160,7 +166,15 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
       by.scratch += (dispatch ? 0 : staging_bytes_.value / 2) +
                     (part.sent_before + part.received_before) * width_of(from) * plain_bytes(from.dtype);
     if (!dispatch && routed.piece == 0) clear_rest(by, all, to);
-    in_flight_.push_back({&i, &n, whole_of(block_of(i.slot), n.writes.front()), routed.piece,
+    // Pieces of another value going the same way (rows sent again for backward, beside its gradients) lie where these will: they land first.
+    const ValueId whole = whole_of(block_of(i.slot), n.writes.front());
+    std::erase_if(in_flight_, [&](InFlight& each) {
+      if (each.value == whole || std::get<CommCall>(each.node->call).collective != comm.collective) return false;
+      each.land();
+      if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
+      return true;
+    });
+    in_flight_.push_back({&i, &n, whole, routed.piece,
                           dispatch ? dispatch_rows(by, part, from, to) : combine_rows(by, part, from, to)});
   }
   tell(forward ? "forward" : "backward");

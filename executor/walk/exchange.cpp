@@ -132,7 +132,6 @@ Routes routes_of(const std::vector<std::vector<RowRun>>& rows, std::size_t local
     else
       out.pieces.push_back(run);
   }
-  if (out.pieces.size() == 1 && out.pieces.front().from == 0) out.pieces.clear();
   return out;
 }
 
@@ -154,6 +153,8 @@ Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_o
   for (std::size_t r = 0; r < ranks; ++r)
     rows.push_back(rows_of_slots(std::span(all).subspan(r * experts, experts), slots, static_cast<std::int64_t>(r)));
   Routes out = routes_of(rows, local, mine);
+  // Sent from where they lie. Not so the pieces below: what they lie in may be used again before the last has left.
+  if (out.pieces.size() == 1 && out.pieces.front().from == 0) out.pieces.clear();
   for (std::int64_t k = 0; chunks > 1 && k < chunks; ++k) {
     std::vector<std::vector<RowRun>> part = rows;
     for (std::vector<RowRun>& of_rank : part)
