@@ -1,9 +1,13 @@
 #include "executor/walk/once.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "executor/backend/convert.hpp"
+#include "executor/rendezvous/rank_process.hpp"
 
 namespace moeplan {
 namespace {
@@ -13,10 +17,10 @@ std::int64_t sum(const std::vector<std::int64_t>& v) { return std::accumulate(v.
 
 TensorView in(Room& room, DType type, const Shape& shape, Backend& backend) {
   const std::int64_t bytes = std::max<std::int64_t>(256, plain_bytes(type) * shape.elements());
-  if (room.bytes < bytes) {
+  if (room.bytes < bytes) {   // with an eighth to spare: what is needed follows the routing, and a device allocates slowly
     room.memory.reset();
-    room.memory = backend.allocate({bytes}, "tokens on their way to experts");
-    room.bytes = bytes;
+    room.bytes = bytes + bytes / 8;
+    room.memory = backend.allocate({room.bytes}, "tokens on their way to experts");
   }
   return {room.memory.get(), type, shape};
 }
@@ -53,6 +57,22 @@ std::vector<float> exchange_numbers(Hop& hop, std::span<const float> mine, std::
   backend.wait();
   if (there > 0) backend.read(to, out);
   return out;
+}
+
+/// Expert slots that arrived, `every` numbers a row of which the first `top_k` are slots (-1: none for this rank), must be numbers of slots below
+/// `end`: what else came would be dropped with its copy, and nobody told. Throws RankBlamed about the rank that sent it.
+void require_slots(const Hop& hop, const std::vector<float>& arrived, std::int64_t every, std::int64_t top_k, std::int64_t first, std::int64_t end) {
+  std::size_t from = 0;
+  std::int64_t left = hop.received.empty() ? 0 : hop.received.front();
+  for (std::int64_t row = 0; row * every < static_cast<std::int64_t>(arrived.size()); ++row, --left) {
+    while (left == 0 && from + 1 < hop.received.size()) left = hop.received[++from];
+    for (std::int64_t j = 0; j < top_k; ++j) {
+      const float slot = arrived[index(row * every + j)];
+      if (slot == -1.0f || (slot >= static_cast<float>(first) && slot < static_cast<float>(end) && slot == std::floor(slot))) continue;
+      const int rank = hop.group->world_ranks()[from];
+      throw RankBlamed(rank, fmt::format("rank {} sent {} as the expert slot of a token, which must be a number from {} to {}", rank, slot, first, end - 1));
+    }
+  }
 }
 
 op::Permute permute_of(std::int64_t tokens, std::int64_t top, std::int64_t width, std::int64_t kinds) {
@@ -168,6 +188,9 @@ void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, s
     write(in(hop.choices, DType::i32, {here, hop.top}, backend), choices, backend);
     (void)in(hop.map, DType::i32, {here, hop.top}, backend);
     const std::vector<float> arrived = exchange_numbers(hop, numbers, 2 * top_k, false, backend, rooms);
+    const bool last = h + 1 == groups.size();
+    const std::int64_t all_slots = groups.front().second * groups.front().first->size();
+    require_slots(hop, arrived, 2 * top_k, top_k, last ? first_slot : 0, last ? first_slot + local_slots : all_slots);
     here = hop.rows.received;
     slots.assign(index(here * top_k), -1), weights.assign(index(here * top_k), 0.0f);
     for (std::int64_t t = 0; t < here; ++t)
