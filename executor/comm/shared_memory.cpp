@@ -77,19 +77,20 @@ class SharedMemory final : public Communicator {
   [[nodiscard]] std::size_t own() const { return static_cast<std::size_t>(rank()); }
   [[nodiscard]] std::size_t ranks() const { return static_cast<std::size_t>(size()); }
 
-  /// Until `come(r)` for all ranks; looks often at first, then sleeps.
+  /// Until `come(r)` for all ranks; looks often at first, then sleeps for a sixteenth of what it has waited, at most a millisecond.
   template <class Come>
   void await(const Call& call, Come come) {
-    const auto end = Clock::now() + world_->limit;
+    const auto begin = Clock::now(), end = begin + world_->limit;
     for (int turns = 0;; ++turns) {
       if (world_->aborted) throw error(CommFault::aborted, call, world_->reason);
       std::string missing;
       for (std::size_t r = 0; r < ranks(); ++r)
         if (!come(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(world_ranks()[r]);
       if (missing.empty()) return;
-      if (Clock::now() > end) throw error(CommFault::timeout, call, fmt::format("rank {} did not come within {} ms", missing, world_->limit.count()));
+      const auto now = Clock::now();
+      if (now > end) throw error(CommFault::timeout, call, fmt::format("rank {} did not come within {} ms", missing, world_->limit.count()));
       if (turns < 100) std::this_thread::yield();
-      else std::this_thread::sleep_for(std::chrono::microseconds(turns < 1000 ? 50 : 1000));
+      else std::this_thread::sleep_for(std::clamp<Clock::duration>((now - begin) / 16, std::chrono::microseconds(50), std::chrono::milliseconds(1)));
     }
   }
 

@@ -4,21 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "core/error.hpp"
 #include "executor/nccl/library.hpp"
+#include "executor/nccl/world.hpp"
 
 namespace moeplan {
 namespace {
-
-constexpr int kRevokeDefault = 0;  // NCCL_REVOKE_DEFAULT, which headers before 2.28.7 lack
 
 ncclDataType_t nccl_type(DType type) {
   switch (type) {
@@ -38,22 +35,6 @@ ncclRedOp_t nccl_reduction(Reduction reduction) {
   }
 }
 
-/// Shared by the communicators of a world: who aborts one aborts all.
-struct World {
-  std::mutex mutex;                        ///< guards `live` and every use of a handle in it
-  std::vector<ncclComm_t> live;
-  std::atomic<bool> aborted{false};
-  std::string reason;                      ///< written once, before `aborted`
-  cudaStream_t stream = nullptr;           ///< of its own, where the caller named none
-
-  World() = default;
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
-  ~World() {
-    if (stream) cudaStreamDestroy(stream);
-  }
-};
-
 void check_cuda(cudaError_t result, const char* what) {
   if (result != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", what, cudaGetErrorString(result)));
 }
@@ -61,7 +42,7 @@ void check_cuda(cudaError_t result, const char* what) {
 class Nccl final : public Communicator {
  public:
   /// Takes over a handle that may still be in progress. The destructor never runs if this throws, so it cleans up itself.
-  Nccl(std::string name, int own_rank, std::vector<int> ranks, std::shared_ptr<World> world, ncclComm_t comm, const NcclOptions& options)
+  Nccl(std::string name, int own_rank, std::vector<int> ranks, std::shared_ptr<NcclWorld> world, ncclComm_t comm, const NcclOptions& options)
       : Communicator(std::move(name), own_rank, std::move(ranks)), world_(std::move(world)), comm_(comm), options_(options) {
     {
       const std::lock_guard lock(world_->mutex);
@@ -78,30 +59,7 @@ class Nccl final : public Communicator {
 
   ~Nccl() override { release(); }
 
-  void abort(const std::string& reason) noexcept override {
-    std::vector<ncclComm_t> stopped;
-    {
-      const std::lock_guard lock(world_->mutex);
-      if (!world_->aborted) {
-        world_->reason = reason;
-        world_->aborted = true;
-      }
-      // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
-      if (nccl().comm_revoke) {
-        for (ncclComm_t comm : world_->live) nccl().comm_revoke(comm, kRevokeDefault);
-        return;
-      }
-      stopped.swap(world_->live);
-    }
-    // Before 2.28.7 only abort stops a kernel that waits for a peer. It frees memory too, which waits for the whole device, so all must be
-    // stopping before one is freed: a thread for each. Nobody uses a handle from here on: every use asks `aborted` first, under the mutex.
-    std::vector<std::thread> threads;
-    try {
-      for (ncclComm_t comm : stopped) threads.emplace_back([comm] { nccl().comm_abort(comm); });
-    } catch (const std::system_error&) {   // no thread to be had: what is left stays as it is, and the process is ended after the grace
-    }
-    for (std::thread& t : threads) t.join();
-  }
+  void abort(const std::string& reason) noexcept override { world_->abort(reason); }
 
   void use_stream(void* stream) { options_.stream = stream; }
 
@@ -349,7 +307,7 @@ class Nccl final : public Communicator {
     if (scratch_) cudaFree(scratch_);
   }
 
-  std::shared_ptr<World> world_;
+  std::shared_ptr<NcclWorld> world_;
   ncclComm_t comm_;
   NcclOptions options_;
   bool together_ = false;
@@ -394,7 +352,7 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
     throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, nccl().get_error_string(result));
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
-  auto world = std::make_shared<World>();
+  auto world = std::make_shared<NcclWorld>();
   NcclOptions mine = options;
   if (!mine.stream) {
     check_cuda(cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking), "cudaStreamCreate");

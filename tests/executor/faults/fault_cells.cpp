@@ -88,8 +88,8 @@ struct Trial {
   fs::path folder;
   std::vector<pid_t> pids;      ///< 0 once gone
   std::vector<int> codes;
-  Steady::time_point began, struck;
-  bool started = false, stuck = false, named = false, same_phase = false, resumed = false, codes_right = true;
+  Steady::time_point began;
+  bool stuck = false, named = false, same_phase = false, resumed = false, codes_right = true;
   double left_s = 0;
   std::string heard, note;
 };
@@ -104,7 +104,6 @@ void begin(const Options& o, Trial& t, const fs::path& base, const fs::path& tok
   fs::copy(base, t.folder / "saves", fs::copy_options::recursive);
   const int port = free_port();
   t.began = Steady::now();
-  t.started = true;
   t.codes.assign(static_cast<std::size_t>(o.ranks), -1);
   for (int r = 0; r < o.ranks; ++r) {
     std::map<std::string, std::string> e{{"RANK", std::to_string(r)}, {"WORLD_SIZE", std::to_string(o.ranks)}, {"LOCAL_RANK", std::to_string(r % o.devices)}, {"LOCAL_WORLD_SIZE", std::to_string(o.devices)},
@@ -252,7 +251,7 @@ int main(int argc, char** argv) {
       return again_with("no plan");
   }
   {
-    Trial first{.action = {}, .phase = {}, .folder = room / "first", .pids = {}, .codes = {}, .began = {}, .struck = {}, .heard = {}, .note = {}};
+    Trial first{.action = {}, .phase = {}, .folder = room / "first", .pids = {}, .codes = {}, .began = {}, .heard = {}, .note = {}};
     std::vector<std::string> words = run_words(o, "cpu", first);
     for (const std::string& w : {std::string("--ranks"), std::to_string(o.ranks), std::string("--stop-after"), std::to_string(kBase)}) words.push_back(w);
     if (run_to_end(words, {}, room / "said.txt") != 0) return again_with("the steps before");
@@ -265,7 +264,7 @@ int main(int argc, char** argv) {
       if (!wanted(o, fmt::format("{} {}", action, phase))) continue;
       const std::vector<Point> places = points(phase, std::string(action) == "nan", o.backend);
       for (int n = 0; n < o.trials; ++n) {
-        Trial t{.action = action, .phase = phase, .number = n, .point = places[static_cast<std::size_t>(n) % places.size()], .folder = room / std::to_string(trials.size()), .pids = {}, .codes = {}, .began = {}, .struck = {}, .heard = {}, .note = {}};
+        Trial t{.action = action, .phase = phase, .number = n, .point = places[static_cast<std::size_t>(n) % places.size()], .folder = room / std::to_string(trials.size()), .pids = {}, .codes = {}, .began = {}, .heard = {}, .note = {}};
         t.culprit = t.point.first ? 0 : o.ranks - 1;
         trials.push_back(std::move(t));
       }

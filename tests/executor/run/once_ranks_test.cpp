@@ -16,7 +16,6 @@ struct OnceCase {
   ParityCase parity;
   int node = 0;  ///< devices of a node: two hops; 0: one
   std::int64_t replicas = 0;
-  std::optional<double> capacity{};
 };
 
 void once(Problem& p, Plan& q, int node) {

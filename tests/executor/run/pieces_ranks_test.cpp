@@ -16,7 +16,6 @@ struct PiecesCase {
   ParityCase parity;
   std::int64_t chunks = 2;
   std::int64_t replicas = 0;
-  double capacity = 0;
 };
 
 class Pieces : public testing::TestWithParam<PiecesCase> {};

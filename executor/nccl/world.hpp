@@ -1,0 +1,30 @@
+#pragma once
+/// What the NCCL communicators of one world share: who aborts one aborts all.
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace moeplan {
+
+struct NcclWorld {
+  std::mutex mutex;                        ///< guards `live` and every use of a handle in it
+  std::vector<ncclComm_t> live;
+  std::atomic<bool> aborted{false};
+  std::string reason;                      ///< written once, before `aborted`
+  cudaStream_t stream = nullptr;           ///< of its own, where the caller named none
+
+  NcclWorld() = default;
+  NcclWorld(const NcclWorld&) = delete;
+  NcclWorld& operator=(const NcclWorld&) = delete;
+  ~NcclWorld();
+
+  /// Stops what is in flight on all communicators, from any thread. The first reason stays.
+  void abort(const std::string& why) noexcept;
+};
+
+}  // namespace moeplan
