@@ -339,7 +339,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     add(passes95, fc95, bc95);
     // The optimizer reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
     // States in host memory stream in and out beside it.
-    const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.held(s.shared.prices.rested(optimizer_call(m50.state, problem.workload.optimizer)), s.shared.clocks.of(plan)).median.value : 0.0;
+    const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.price(optimizer_call(m50.state, problem.workload.optimizer)).median.value : 0.0;
     optimizer.push_back(std::max(stepped, copied(Collective::from_host, optimizer_copy(m50.state).payload)));
     // Once a step: the reduction can hide under the last backward pass but for its first slot, the gathering of updated weights under
     // the first forward pass but for that slot.

@@ -37,7 +37,7 @@ Four busy(const PassTime& median, const PassTime& p95, const PassSpread& spread)
 }  // namespace
 
 GroupScorer::GroupScorer(const Evaluator& evaluator, Evaluator::Group& group, const Plan& block, const ShardTable& table)
-    : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()), optimizer_(shared_, block_) {
+    : shared_(evaluator.shared()), group_(group), block_(block), table_(table), stage_(table.stages.size()), optimizer_(shared_) {
   const std::int64_t batch = shared_.problem.workload.global_batch.value_or(default_global_batch(shared_.problem));
   for (const ShardStages& s : table.stages) micro_batches_.push_back(std::max<std::int64_t>(1, batch / (block.micro_batch * s.dp)));
   for (std::size_t k = 0; k < table.weight_of.size(); ++k)

@@ -136,7 +136,7 @@ void add_stages(ShardTable& out, const Evaluator::Shared& shared, const Plan& bl
     }
   }
   const bool once = shared.problem.runtime.reduce_once || shared.problem.runtime.distributed_optimizer, fetched = offloads_weights(block.offload);
-  OptimizerPrices optimizer(shared, block);
+  OptimizerPrices optimizer(shared);
   for (const VirtualSplit& each : splits) {
     ShardStages s{.pp = first.pp, .stage_ranks = first.stage_ranks(), .dp = first.dp(), .expert_data = first.expert_data(), .virtual_stages = each.virtual_stages, .split = {}, .dense = {}, .expert = {},
                   .optimizer = {}, .stage_optimizer = {}};
@@ -190,7 +190,7 @@ std::vector<Four> OptimizerPrices::of(const ShardEntry& dense, const ShardEntry&
     if (state.trained_elements == 0) continue;
     const auto [it, fresh] = known_.try_emplace({state.trained_elements, state.orthogonal_flops, state.host_optimizer.value});
     if (fresh) {
-      it->second = four(shared_.prices.held(shared_.prices.rested(optimizer_call(state, shared_.problem.workload.optimizer)), clock_));
+      it->second = four(shared_.prices.price(optimizer_call(state, shared_.problem.workload.optimizer)));
       if (state.host_optimizer.value > 0) it->second = max(it->second, four(shared_.links.price(optimizer_copy(state), {})));
     }
     out[i] = it->second;

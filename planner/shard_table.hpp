@@ -65,13 +65,12 @@ struct ShardTable {
 /// Optimizer seconds of a rank's trained elements, remembered.
 class OptimizerPrices {
  public:
-  OptimizerPrices(const Evaluator::Shared& shared, const Plan& plan) : shared_(shared), clock_(shared.clocks.of(plan)) {}
+  explicit OptimizerPrices(const Evaluator::Shared& shared) : shared_(shared) {}
   /// Per stage.
   [[nodiscard]] std::vector<Four> of(const ShardEntry& dense, const ShardEntry& expert);
 
  private:
   const Evaluator::Shared& shared_;
-  HeldClock clock_;
   std::map<std::tuple<std::int64_t, double, std::int64_t>, Four> known_;   ///< by elements, flops and bytes in host memory
 };
 

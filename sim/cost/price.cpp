@@ -204,8 +204,9 @@ Estimate Prices::whole_head(const op::CrossEntropy& head, const OpCall& call) co
 Estimate Prices::price(const OpCall& call) const { return held(rested(call), clock_); }
 Prices::Rested Prices::rested(const OpCall& call) const { return rested(call, at_rest(call)); }
 
+/// The optimizer works once a step, outside the passes whose clock is held: alone, and at rest before.
 Prices::Rested Prices::rested(const OpCall& call, const Estimate& estimate) const {
-  if (!power_ || is_view(call.op)) return {estimate, {}};
+  if (!power_ || is_view(call.op) || std::holds_alternative<op::AdamW>(call.op)) return {estimate, {}};
   const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
   const double compute = flops(call.op, call.pass, wants).value / device_.peak.at("bf16").value;
   const double traffic = static_cast<double>(bytes_moved(call.op, call.pass, wants).value) / device_.memory_bandwidth.value;
