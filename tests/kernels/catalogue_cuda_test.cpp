@@ -1,6 +1,6 @@
 /// \file
 /// One typed test over every operator of the CUDA backend: each case, forward and backward, against the CPU reference in double on inputs
-/// rounded to their storage types; under each of its routings; with aligned views and with shifted ones, which may be refused for that alone; nothing written beside the outputs; 20 replays equal to the bit.
+/// rounded to their storage types; under each of its routings; with aligned views and with shifted ones, which may be refused for that alone; nothing written beside the outputs; 50 replays equal to the bit.
 /// Without a GPU each is skipped by its operator's name.
 
 #include <gtest/gtest.h>

@@ -250,19 +250,26 @@ TEST(Search, KeepsWhatBruteForceKeepsOverTheWideSpace) {
   expect_what_brute_force_keeps(problem("tiny-kimi-k3", 8, Training::full), options);   // zero bubble, no replicas
 }
 
+/// A wide search of what these pins leave: exchanges, placements, sharding.
+SearchOptions wide_but(int pp, int ep) {
+  SearchOptions options;
+  options.wide = true;
+  options.pins.micro_batch = 1;
+  options.pins.tp = 1;
+  options.pins.pp = pp;
+  options.pins.ep = ep;
+  options.pins.recompute = Recompute::none;
+  options.pins.frozen_storage = DType::bf16;
+  options.pins.expert_chunks = 1;
+  options.pins.schedule = Schedule::one_forward_one_backward;
+  return options;
+}
+
 // Everything that is searched only on demand, in a wide search: types of dispatch, capacities, what overflows, host memory; and where an expert
 // group spans nodes, routes and placements that keep groups of experts on them.
 TEST(Search, KeepsWhatBruteForceKeepsOverWhatIsAskedFor) {
-  SearchOptions options;
-  options.wide = options.search_dispatch = options.search_capacity = options.search_overflow = options.search_offload = true;
-  options.pins.micro_batch = 1;
-  options.pins.tp = 1;
-  options.pins.pp = 2;
-  options.pins.ep = 4;
-  options.pins.recompute = Recompute::none;
-  options.pins.frozen_storage = DType::bf16;
-  options.pins.schedule = Schedule::one_forward_one_backward;
-  options.pins.expert_chunks = 1;
+  SearchOptions options = wide_but(2, 4);
+  options.search_dispatch = options.search_capacity = options.search_overflow = options.search_offload = true;
   options.pins.placement = ExpertPlacement::contiguous;
   const Problem p = problem("tiny-kimi-k3", 8);
   std::set<std::tuple<DType, double, Overflow, Offload>> seen;
@@ -293,16 +300,7 @@ TEST(Search, KeepsWhatBruteForceKeepsOverWhatIsAskedFor) {
 
 // Tokens that go to 4 of 8 groups of experts, once to each node: what placements send differs, and so does the rank that waits.
 TEST(Search, KeepsWhatBruteForceKeepsWhereGroupsOfExpertsLieOnNodes) {
-  SearchOptions options;
-  options.wide = true;
-  options.pins.micro_batch = 1;
-  options.pins.tp = 1;
-  options.pins.pp = 2;
-  options.pins.ep = 16;
-  options.pins.recompute = Recompute::none;
-  options.pins.frozen_storage = DType::bf16;
-  options.pins.expert_chunks = 1;
-  options.pins.schedule = Schedule::one_forward_one_backward;
+  const SearchOptions options = wide_but(2, 16);
   Problem p = problem("deepseek-v3", 32);
   p.runtime.deduplicated_dispatch = true;
   expect_what_brute_force_keeps(p, options);

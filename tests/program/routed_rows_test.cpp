@@ -82,7 +82,7 @@ TEST(RoutedRows, SetAreThoseOfABlockLoweredAtThatLoad) {
   EXPECT_GT(compared, 1000);
 }
 
-TEST(RoutedRows, WhereMoreDependsOnTheLoadABlockIsLoweredAgain) {
+TEST(RoutedRows, AreSetAnewUnlessMoreThanThemDependsOnTheLoad) {
   Problem p;
   p.model = import_model_file(MOEPLAN_SOURCE "/configs/models/qwen/qwen3-30b-a3b.json");
   p.workload.sequence_length = 4096;
