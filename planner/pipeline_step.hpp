@@ -29,7 +29,8 @@ struct StageMoves {
 /// Reusable room for the play.
 struct PipelineRoom {
   std::vector<StageMoves> moves;
-  std::vector<Four> forward, mark, rows, ends, home;
+  std::vector<Four> forward, back;   ///< of the numbers played last, row after row
+  std::vector<Four> ends, home;
 };
 
 /// Step time without the optimizer. `stages` in order, `exchange` between neighbours, `micro_batches` >= stages.

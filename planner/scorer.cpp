@@ -217,12 +217,17 @@ std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const
 /// The runtime's context and communicators.
 std::int64_t GroupScorer::runtime_bytes(const Choice& c) const {
   const ShardStages& s = table_.stages[c.stages];
-  Parallelism p = block_.parallelism;
-  p.pp = s.pp;
-  p.dp_shard = s.dense[c.dense].shard;
-  p.dp_replicate = s.dp / p.dp_shard;
-  p.expert_shard = s.expert[c.expert].shard;
-  return (shared_.problem.runtime.context + communicator_memory(shared_.problem, p, block_.context_exchange)).value;
+  const std::array here{s.pp, s.dense[c.dense].shard, s.expert[c.expert].shard};
+  if (runtime_of_ != here) {
+    runtime_of_ = here;
+    Parallelism p = block_.parallelism;
+    p.pp = s.pp;
+    p.dp_shard = s.dense[c.dense].shard;
+    p.dp_replicate = s.dp / p.dp_shard;
+    p.expert_shard = s.expert[c.expert].shard;
+    runtime_bytes_ = (shared_.problem.runtime.context + communicator_memory(shared_.problem, p, block_.context_exchange)).value;
+  }
+  return runtime_bytes_;
 }
 
 /// With the libraries' workspace and the allocator's reserve, as `standing_memory` and `add_allocator_reserve`.

@@ -178,6 +178,8 @@ class GroupScorer {
   std::vector<std::vector<KnownPass>> known_;   ///< per class
   std::optional<std::array<std::size_t, 3>> known_of_;   ///< stages, dense, expert
   std::array<const ShardPrices*, 2> slots_of_{}, whole_of_{};   ///< whose gathers `weights_` and `whole_` have
+  mutable std::optional<std::array<int, 3>> runtime_of_;   ///< stages, dense and expert shards that `runtime_bytes_` is of
+  mutable std::int64_t runtime_bytes_ = 0;
   PipelineRoom room_;
   OptimizerPrices optimizer_;
   std::vector<TurnKind> turn_kinds_;

@@ -138,5 +138,27 @@ TEST(PipelineStep, EqualsThePlayOfEveryPass) {
   }
 }
 
+// Long pipelines of nearly equal stages, whose four lanes go round circles of different length.
+TEST(PipelineStep, EqualsThePlayWhereEachLaneRepeatsAfterItsOwnNumberOfPasses) {
+  Dice dice;
+  PipelineRoom room;
+  for (int round = 0; round < 60; ++round) {
+    const auto p = static_cast<std::size_t>(dice.whole(10, 70));
+    const std::int64_t m = static_cast<std::int64_t>(p) + dice.whole(0, 600);
+    std::vector<StageSeconds> stages(p);
+    for (StageSeconds& s : stages) {
+      s.forward = Four::of(1) + dice.four(0.02), s.backward = Four::of(2) + dice.four(0.02);
+      s.forward_again = s.forward, s.backward_again = s.backward;
+    }
+    const Four exchange = dice.four(0.02), fast = pipeline_step(stages, exchange, m, room);
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      std::vector<double> forward, backward;
+      for (const StageSeconds& s : stages) forward.push_back(s.forward.v[lane]), backward.push_back(s.backward.v[lane]);
+      const double played = pipeline_seconds(forward, backward, exchange.v[lane], m);
+      ASSERT_NEAR(fast.v[lane], played, 1e-11 * played) << "round " << round << ", " << p << " stages, " << m << " micro-batches, lane " << lane;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace moeplan
