@@ -166,7 +166,7 @@ TEST_F(AttentionCuda, FiftyReplaysOfALongPackedCallAreEqualToTheBit) {
               0, {0, 15, 1999, 3000});
     call.run();
     const auto first = call.results();
-    for (int replay = 0; replay < 50; ++replay) {
+    for (int replay = 0; replay < test::replays(); ++replay) {
       call.run();
       ASSERT_EQ(call.results(), first) << replay;
     }

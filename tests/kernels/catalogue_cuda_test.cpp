@@ -222,7 +222,7 @@ TEST_P(Cuda, ForwardIsTheReferences) {
           else expect_near(op, list[i], out[i], data.buffers[i], what);
         }
       }
-      for (int replay = 0; shift == 0 && replay < 50; ++replay) ASSERT_EQ(run(list, device, call, written), out) << what << "replay " << replay;
+      for (int replay = 0; shift == 0 && replay < test::replays(); ++replay) ASSERT_EQ(run(list, device, call, written), out) << what << "replay " << replay;
       if (HasFailure()) return;
     }
   }
@@ -257,7 +257,7 @@ void expect_gradients(const Op& op, Wants wants, test::Routing& routing, std::si
   }
   for (std::size_t i = 0; i < list.size(); ++i)
     if (written(list[i])) expect_near(op, list[i], out[i], want.buffers[i], what, rounding ? rounding->of(list[i].name) : std::vector<double>{});
-  for (int replay = 0; shift == 0 && replay < 50; ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
+  for (int replay = 0; shift == 0 && replay < test::replays(); ++replay) ASSERT_EQ(run(list, gradients, call, written), out) << what << " replay " << replay;
 }
 
 TEST_P(Cuda, BackwardIsTheReferences) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -16,6 +17,12 @@
 namespace moeplan::test {
 
 using Raw = std::vector<std::uint8_t>;
+
+/// How often a call is repeated to see that its bits repeat: 50, or what MOEPLAN_REPLAYS says (bench/sanitize.sh: the sanitizers look at every call anyway).
+inline int replays() {
+  const char* asked = std::getenv("MOEPLAN_REPLAYS");
+  return asked == nullptr ? 50 : std::atoi(asked);
+}
 
 template <class T>
 void put(Raw& raw, std::size_t i, T value) { std::memcpy(raw.data() + i * sizeof(T), &value, sizeof(T)); }
