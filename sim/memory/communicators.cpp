@@ -13,8 +13,15 @@ constexpr Bytes kLibrary{std::int64_t{438} << 20};
 /// Buffers of a channel to one rank and from it: 10 and 2 MiB (LL, LL128 and Simple, in pieces of 2 MiB). Less only by NCCL_BUFFSIZE.
 constexpr Bytes kChannel{std::int64_t{12} << 20};
 /// Channels of a ring between devices with 18 NVLinks each (H100, H200, B200), and of sends to one rank of the same domain: twice its links, at
-/// most 32. Where the ranks lie in several domains every rank has the 2 channels of the narrowest way (NCCL's default; by its source, not measured).
-constexpr std::int64_t kRing = 24, kPeer = 32, kNetworkPeer = 2;
+/// most 32.
+constexpr std::int64_t kRing = 24, kPeer = 32;
+/// Sends over a network go through a pool for each direction, whatever the number of ranks: 32 channels of 16 pieces of 128 KiB, on the device as
+/// the NIC reads it there (sharedNetBuffersInit of NCCL 2.28; by its source, not measured). They have no buffers of their own.
+constexpr Bytes kNetworkPool{2 * 32 * 16 * (std::int64_t{128} << 10)};
+
+/// Channels between two ranks of one domain in a group of `ranks` over several: those of the narrowest way, which is the network's 2, and 1 where
+/// the 32 channels would serve more than four ranks each (ncclTopoGetNchannels).
+std::int64_t narrow_channels(std::int64_t ranks) { return 2 * ranks > 4 * 32 ? 1 : 2; }
 
 /// Ranks of the group to which one of them sends by itself.
 std::int64_t peers(Group group, std::int64_t size, ContextExchange exchange) {
@@ -62,8 +69,11 @@ Bytes communicator_memory(const Problem& problem, const Parallelism& p, ContextE
   Bytes out = kLibrary;
   if (p.pp > 1 && p.stage_ranks() == 1) out += runtime.communicator;   // a stage of one rank has one too, and no neighbours
   for (std::size_t i = 0; i < count; ++i) {
-    const bool within = (sets[i].size - 1) * sets[i].stride < domain;
-    out += runtime.communicator + kChannel * (kRing + (within ? kPeer : kNetworkPeer) * sets[i].peers);
+    const auto [size, stride, sent_to] = sets[i];
+    const bool within = (size - 1) * stride < domain;
+    const std::int64_t near = within ? sent_to : std::min(sent_to, std::max<std::int64_t>(1, domain / stride) - 1);
+    out += runtime.communicator + kChannel * (kRing + (within ? kPeer : narrow_channels(size)) * near);
+    if (near < sent_to) out += kNetworkPool;
   }
   return out;
 }
