@@ -126,6 +126,12 @@ void compose_layer(Builder& b, const ModelSpec& m, const LayerSpec& layer, Strea
   if (deferred >= 0) stream.x = add(b, stream.x, deferred);
 }
 
+std::int64_t loss_tokens(std::int64_t tokens, std::int64_t loss_chunks) {
+  constexpr std::int64_t tile = 128, least = 2048;
+  const std::int64_t chunks = std::max<std::int64_t>(1, loss_chunks), whole_tiles = (tokens / chunks + (tokens % chunks != 0) + tile - 1) / tile * tile;
+  return std::max<std::int64_t>(1, std::min(tokens, std::max(whole_tiles, least)));
+}
+
 void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t loss_chunks) {
   ValueId x = stream.x;
   if (m.residual == ResidualKind::attention_residual) x = attention_residual(b, m, x, stream.blocks, m.residual_head_name);
@@ -143,9 +149,9 @@ void compose_head(Builder& b, const ModelSpec& m, Stream& stream, std::int64_t l
   std::vector<WeightId> weights{w};
   if (m.head_bias) weights.push_back(b.weight(cls, "lm_head.bias", {m.vocabulary}, WeightSplit::column, m.stored.base));
   for (const WeightId a : b.adapters(w, m.head_name, m.hidden, m.vocabulary, WeightSplit::none, WeightSplit::column)) weights.push_back(a);
-  const std::int64_t t = rows(b, x), chunks = std::max<std::int64_t>(1, loss_chunks);
-  op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = local(b, m.vocabulary), .token_chunk = std::max<std::int64_t>(1, (t + chunks - 1) / chunks),
-                        .bias = m.head_bias, .training = b.training(cls), .lora_rank = b.lora_rank(cls), .lora_scale = lora_scale(b, cls)};
+  const std::int64_t t = rows(b, x);
+  op::CrossEntropy call{.tokens = t, .hidden = m.hidden, .vocabulary = local(b, m.vocabulary), .token_chunk = loss_tokens(t, loss_chunks), .bias = m.head_bias,
+                        .training = b.training(cls), .lora_rank = b.lora_rank(cls), .lora_scale = lora_scale(b, cls)};
   const bool merges = b.context().tp > 1 && b.context().merges_loss;
   call.fused_gradient = call.training == Training::frozen && !merges;   // the gradient of a part needs the sum over all
   const ValueId loss = b.call(call, std::array{x, labels}, weights).front();

@@ -23,7 +23,12 @@ struct Stream {
 void compose_embedding(Builder& b, const ModelSpec& model, Stream& stream);
 /// One decoder layer. Weight and source names are ours, relative to the layer (`checkpoint_name` gives the file's).
 void compose_layer(Builder& b, const ModelSpec& model, const LayerSpec& layer, Stream& stream);
-/// Final norm, and head with loss in `loss_chunks` chunks of tokens. A tied head declares the embedding's name and no source.
+/// Tokens that the loss works on together: a `loss_chunks`-th of them in whole tiles of 128, the rows of a product's tile, and at least 2,048, or all where
+/// there are fewer. Each piece reads the head's weights twice more (logits, dx), 2.3 GB of Kimi-K3's, which take 1.0 ms to read on an H200;
+/// products of 2,048 rows outlast that ten times, of 448 rows twice. What a piece holds, fp32 of 8,192 logits and of dx for each token, is 126 MB there.
+[[nodiscard]] std::int64_t loss_tokens(std::int64_t tokens, std::int64_t loss_chunks);
+
+/// Final norm, and head with loss in pieces of `loss_tokens`. A tied head declares the embedding's name and no source.
 void compose_head(Builder& b, const ModelSpec& model, Stream& stream, std::int64_t loss_chunks);
 /// Weights that no block runs: vision tower, MTP layers with what belongs to them, small tensors of the layers. Counted, resident, frozen.
 void compose_idle(Builder& b, const ModelSpec& model);
