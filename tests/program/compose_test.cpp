@@ -145,5 +145,10 @@ TEST(Compose, a_tied_head_names_the_embedding_and_no_tensor) {
   EXPECT_TRUE(found);
 }
 
+TEST(Compose, the_loss_works_on_whole_tiles_and_no_fewer_than_two_thousand_tokens) {
+  for (const auto& [tokens, pieces, each] : {std::array<std::int64_t, 3>{16384, 8, 2048}, {3584, 8, 2048}, {2560, 1, 2560}, {448, 8, 448}, {1, 8, 1}, {0, 8, 1}, {32768, 8, 4096}, {40000, 8, 5120}, {40000, 1, 40000}})
+    EXPECT_EQ(loss_tokens(tokens, pieces), each) << tokens << " tokens in " << pieces;
+}
+
 }  // namespace
 }  // namespace moeplan
