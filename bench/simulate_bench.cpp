@@ -1,6 +1,7 @@
 /// A simulated step of real plans, from lowered programs to timelines: compile, play, timeline, memory timeline.
 
 #include <benchmark/benchmark.h>
+#include <sys/resource.h>
 
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
@@ -71,6 +72,17 @@ BENCHMARK_CAPTURE(step, v3_9216_gpus_folded, large(), false, false)->Unit(benchm
 BENCHMARK_CAPTURE(step, v3_9216_gpus_folded_with_timelines, large(), false, true)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(step, v3_9216_gpus_every_expert_rank, large(), true, false)->Unit(benchmark::kMillisecond)->Iterations(1);
 BENCHMARK_CAPTURE(step, k3_128_gpus_with_timelines, k3(), false, true)->Unit(benchmark::kMillisecond);
+
+/// 16 stages x `ep` expert ranks, each played at a speed of its own. Bytes are the process's peak: run one case at a time.
+void unfolded_ranks(benchmark::State& state) {
+  const auto ep = static_cast<int>(state.range(0));
+  const Case c("deepseek-v3", "h100", {.pp = 16, .ep = ep, .dp_replicate = 1, .dp_shard = ep}, 64, Training::full);
+  step(state, c, true, false);
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  state.counters["peak_mib"] = static_cast<double>(used.ru_maxrss) / 1024;
+}
+BENCHMARK(unfolded_ranks)->Arg(4)->Arg(16)->Arg(64)->Arg(256)->Unit(benchmark::kMillisecond)->Iterations(1);
 
 }  // namespace
 }  // namespace moeplan

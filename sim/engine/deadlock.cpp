@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/error.hpp"
 #include "sim/engine/engine.hpp"
 
 namespace moeplan {
@@ -71,6 +72,18 @@ std::string Deadlock::report(const std::vector<std::vector<std::pair<Picoseconds
   for (auto it = first; it != path.end(); ++it) text += (it == first ? "" : " -> ") + describe(job_, it->first, it->second);
   if (at) text += " -> " + describe(job_, at->first, at->second);
   return text;
+}
+
+void check_messages(const Job& job, std::span<const ProgramIndex> programs) {
+  for (const JobRank& r : job.ranks)
+    for (const bool downstream : {true, false}) {
+      const std::size_t d = downstream ? 0 : 1;
+      const std::size_t received = programs[at_index(r.program)].receives[d].size();
+      const std::int32_t from = downstream ? r.before : r.behind;
+      const std::int32_t sent = from < 0 ? 0 : programs[at_index(job.ranks[at_index(from)].program)].sends[d];
+      if (received > at_index(sent))
+        throw InputError("plan", fmt::format("stage {} receives {} {} messages, its neighbour sends {}", r.stage, received, downstream ? "activation" : "gradient", sent));
+    }
 }
 
 }  // namespace moeplan

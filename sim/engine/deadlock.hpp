@@ -1,11 +1,12 @@
 #pragma once
 /// Says why nothing moves any more: follows what each unfinished task waits for until a task comes up twice.
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "sim/engine/job.hpp"
+#include "sim/engine/successors.hpp"
 
 namespace moeplan {
 
@@ -22,5 +23,8 @@ class Deadlock {
   const Job& job_;
   std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>> waiting_;   ///< per rank: task, group
 };
+
+/// Throws InputError if a rank receives more messages than its neighbour sends. `programs`: one for each of the job's.
+void check_messages(const Job& job, std::span<const ProgramIndex> programs);
 
 }  // namespace moeplan

@@ -24,24 +24,40 @@ class Player {
  public:
   Player(const Job& job, const PlayOptions& options) : job_(job), options_(options), uses_(job, options.cluster, links_) {
     for (const JobProgram& p : job.programs) programs_.emplace_back(p);
+    std::size_t widest = 0;
     for (const StepGraph& p : job.passes) {
-      passes_.emplace_back(p.steps);
+      passes_.emplace_back(p);
+      widest = std::max(widest, p.steps.size());
       if (options.host_launch > 0) hosts_.emplace_back(p, job);
     }
-    check_messages();
+    check_messages(job, programs_);
     links_.defer();
-    std::size_t steps = 0;
-    for (const JobRank& r : job.ranks) {
-      RankState s;
-      const JobProgram& p = job.programs[index(r.program)];
-      for (const Task& t : p.tasks) {
-        s.waits.push_back(static_cast<std::uint16_t>(static_cast<int>(t.after.size()) + (t.queue != Queue::none) + (t.kind == Task::Kind::receive)));
-        steps += t.kind == Task::Kind::pass ? job.passes[index(t.pass)].steps.size() : 1;
+    std::size_t records = 0, tasks = 0;
+    for (const JobRank& r : job.ranks)
+      for (const TaskBrief& t : programs_[index(r.program)].tasks) {
+        records += t.kind == Task::Kind::pass ? passes_[index(t.pass)].steps.size() : 1;
+        ++tasks;
       }
-      ranks_.push_back(std::move(s));
-      out_.tasks.emplace_back(p.tasks.size(), std::pair<Picoseconds, Picoseconds>{-1, -1});
+    out_.records.reserve(records);
+    waits_.reserve(tasks);
+    step_waits_.resize(job.ranks.size() * kQueues * widest);
+    ranks_.resize(job.ranks.size());
+    for (std::size_t i = 0; i < job.ranks.size(); ++i) {
+      const JobRank& r = job.ranks[i];
+      const ProgramIndex& p = programs_[index(r.program)];
+      RankState& s = ranks_[i];
+      s.program = &p;
+      s.tasks = p.tasks.data();
+      s.waits = waits_.data() + waits_.size();
+      for (const Task& t : job.programs[index(r.program)].tasks)
+        waits_.push_back(static_cast<std::uint16_t>(static_cast<int>(t.after.size()) + (t.queue != Queue::none) + (t.kind == Task::Kind::receive)));
+      s.spans = out_.tasks.emplace_back(p.tasks.size(), std::pair<Picoseconds, Picoseconds>{-1, -1}).data();
+      for (std::size_t q = 0; q < kQueues; ++q) s.steps[q] = step_waits_.data() + (i * kQueues + q) * widest;
+      s.before = r.before;
+      s.behind = r.behind;
+      s.groups = r.groups;
+      s.slowdown = r.slowdown;
     }
-    out_.records.reserve(steps);
     arrived_.resize(job.groups.size());
     member_.resize(job.ranks.size());
     for (std::size_t r = 0; r < job.ranks.size(); ++r)
@@ -57,16 +73,22 @@ class Player {
       const auto rank = static_cast<std::int32_t>(r);
       const ProgramIndex& p = program(rank);
       // Tasks that wait for nothing, first those outside queues.
-      for (std::size_t t = 0; t < ranks_[r].waits.size(); ++t)
-        if (tasks(rank)[t].queue == Queue::none && ranks_[r].waits[t] == 0) begin(rank, static_cast<std::int32_t>(t), -1);
+      for (std::size_t t = 0; t < p.tasks.size(); ++t)
+        if (p.tasks[t].queue == Queue::none && ranks_[r].waits[t] == 0) begin(rank, static_cast<std::int32_t>(t), -1);
       for (std::size_t q = 0; q < kQueues; ++q)
         if (!p.queue[q].empty()) release(rank, p.queue[q].front(), -1);
     }
     settle();
     while (!events_.empty()) {
       const EventQueue::Event e = events_.pop();
+      // With thousands of ranks what runs is seldom in the first caches: fetch what comes next meanwhile.
+      const auto [next, second] = events_.upcoming(e.what);
+      __builtin_prefetch(&running_[second]);
+      const char* rank = reinterpret_cast<const char*>(&ranks_[index(running_[next].rank)]);
+      __builtin_prefetch(rank);
+      __builtin_prefetch(rank + 64);
       if (running_[e.what].version == e.version) end_running(static_cast<std::int32_t>(e.what));
-      if (links_.unsettled() && (events_.empty() || events_.next() > events_.now())) settle();
+      if (links_.unsettled() && !events_.due()) settle();
     }
     for (const Record& r : out_.records) out_.step = std::max(out_.step, r.end);
     out_.events = events_.pushed();
@@ -81,60 +103,38 @@ class Player {
   }
 
  private:
-  const std::vector<Task>& tasks(std::int32_t rank) const { return job_.programs[index(job_.ranks[index(rank)].program)].tasks; }
+  const TaskBrief& task_of(std::int32_t rank, std::int32_t task) const { return ranks_[index(rank)].tasks[task]; }
   const ProgramIndex& program(std::int32_t rank) const { return programs_[index(job_.ranks[index(rank)].program)]; }
-  std::int32_t peer(std::int32_t rank, bool downstream, bool sending) const {
-    const JobRank& r = job_.ranks[index(rank)];
-    return downstream == sending ? r.behind : r.before;
-  }
-
-  void check_messages() const {
-    for (std::size_t r = 0; r < job_.ranks.size(); ++r) {
-      const auto rank = static_cast<std::int32_t>(r);
-      for (const bool downstream : {true, false}) {
-        const std::size_t d = downstream ? 0 : 1;
-        const auto received = static_cast<std::int32_t>(program(rank).receives[d].size());
-        const std::int32_t from = peer(rank, downstream, false);
-        const std::int32_t sent = from < 0 ? 0 : program(from).sends[d];
-        if (received > sent)
-          throw InputError("plan", fmt::format("stage {} receives {} {} messages, its neighbour sends {}", job_.ranks[r].stage, received, downstream ? "activation" : "gradient", sent));
-      }
-    }
-  }
-
   /// One of the things that `task` waits for has happened.
   void release(std::int32_t rank, std::int32_t task, std::int32_t cause) {
-    if (--ranks_[index(rank)].waits[index(task)] == 0) begin(rank, task, cause);
+    if (--ranks_[index(rank)].waits[task] == 0) begin(rank, task, cause);
   }
 
   void begin(std::int32_t rank, std::int32_t task, std::int32_t cause) {
-    const Task& t = tasks(rank)[index(task)];
-    out_.tasks[index(rank)][index(task)].first = events_.now();
+    RankState& s = ranks_[index(rank)];
+    const TaskBrief& t = s.tasks[task];
+    s.spans[task].first = events_.now();
     if (t.kind == Task::Kind::send) {
-      start(rank, task, -1, cause, job_.calls[index(t.call)].duration, uses_.of_message(rank, peer(rank, t.downstream, true), t.call, t.downstream));
+      start(rank, task, -1, cause, job_.calls[index(t.call)].duration, uses_.of_message(rank, t.downstream ? s.behind : s.before, t.call, t.downstream));
       return;
     }
     if (t.kind == Task::Kind::receive) {
       const Picoseconds now = events_.now();
-      out_.records.push_back({now, now, rank, task, -1, cause});
+      out_.records.push_back({.start = now, .end = now, .rank = rank, .task = task, .cause = cause});
       end_task(rank, task, static_cast<std::int32_t>(out_.records.size() - 1));
       return;
     }
-    const StepGraph& pass = job_.passes[index(t.pass)];
-    RankState& s = ranks_[index(rank)];
+    const PassIndex& pass = passes_[index(t.pass)];
     const auto q = static_cast<std::size_t>(t.queue);
     s.open[q] = static_cast<std::int32_t>(pass.steps.size());
-    s.steps[q].clear();
-    for (const Step& step : pass.steps) s.steps[q].push_back(static_cast<std::uint16_t>(step.after.size()));
+    std::copy(pass.waits.begin(), pass.waits.end(), s.steps[q]);
     if (options_.host_launch > 0 && t.queue == Queue::main) s.host.assign(1, s.host_next);
     if (pass.steps.empty()) { end_task(rank, task, cause); return; }
-    for (std::size_t i = 0; i < pass.steps.size(); ++i)
-      if (pass.steps[i].after.empty()) begin_step(rank, task, static_cast<std::int32_t>(i), cause);
+    for (const std::int32_t i : pass.first) begin_step(rank, task, i, cause);
   }
 
   void begin_step(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
-    const Task& t = tasks(rank)[index(task)];
-    if (options_.host_launch > 0 && t.queue == Queue::main) {
+    if (const TaskBrief& t = task_of(rank, task); options_.host_launch > 0 && t.queue == Queue::main) {
       const HostOrder& host = hosts_[index(t.pass)];
       const Picoseconds issued = ranks_[index(rank)].host[index(host.segment[index(step)])] + host.issued[index(step)] * options_.host_launch;
       if (issued > events_.now()) {
@@ -146,16 +146,17 @@ class Player {
   }
 
   void begin_issued(std::int32_t rank, std::int32_t task, std::int32_t step, std::int32_t cause) {
-    const Step& s = job_.passes[index(tasks(rank)[index(task)].pass)].steps[index(step)];
+    const StepBrief& s = passes_[index(task_of(rank, task).pass)].steps[index(step)];
     if (s.call < 0) {
-      double duration = static_cast<double>(s.duration);
-      if (s.track == Track::compute) duration = std::round(duration * job_.ranks[index(rank)].slowdown);
-      const std::int32_t id = start(rank, task, step, cause, static_cast<Picoseconds>(duration), {});
+      const double slowdown = ranks_[index(rank)].slowdown;
+      Picoseconds duration = s.duration;
+      if (s.track == Track::compute && slowdown != 1) duration = nearest(static_cast<double>(duration) * slowdown);
+      const std::int32_t id = start(rank, task, step, cause, duration, {});
       if (s.track == Track::compute && options_.interference) computes_now(rank, id);
       return;
     }
     const JobCall& call = job_.calls[index(s.call)];
-    const std::int32_t group = job_.ranks[index(rank)].groups[static_cast<std::size_t>(call.group)];
+    const std::int32_t group = ranks_[index(rank)].groups[static_cast<std::size_t>(call.group)];
     if (group < 0) {
       const std::int32_t id = start(rank, task, step, cause, s.duration, uses_.of_call(rank, s.call));
       if (options_.interference) communicates(id, true);
@@ -177,21 +178,21 @@ class Player {
     }
   }
 
-  const Step& step_of(const Running& r) const { return job_.passes[index(tasks(r.rank)[index(r.task)].pass)].steps[index(r.step)]; }
+  const StepBrief& step_of(const Running& r) const { return passes_[index(task_of(r.rank, r.task).pass)].steps[index(r.step)]; }
 
   void start_joint(Joint joint, std::int32_t group, std::int32_t cause) {
     Picoseconds duration = 0;
     members_.clear();
     for (const std::int32_t m : joint.members) {
       Running& r = running_[index(m)];
-      const Step& s = step_of(r);
+      const StepBrief& s = step_of(r);
       duration = std::max(duration, s.duration);
       r.cause = cause;
       r.begin = r.since = events_.now();
       members_.push_back({r.rank, s.call, s.duration});
     }
-    const std::span<const LinkUse> uses = uses_.of_joint(members_, duration, group);
     const std::int32_t leader = joint.members.front();
+    const std::span<const LinkUse> uses = uses_.of_joint(members_, duration, group, leader);
     std::int32_t id = static_cast<std::int32_t>(joints_.size());
     if (free_joints_.empty()) {
       joints_.push_back(std::move(joint));
@@ -236,16 +237,16 @@ class Player {
   void set_going(std::int32_t id, Picoseconds duration, std::span<const LinkUse> uses) {
     Running& r = running_[index(id)];
     r.left = static_cast<double>(duration);
-    r.speed = r.share = 1;
+    r.speed = 1;
     if (!uses.empty()) {
-      r.flow = links_.start(uses);
+      r.flow = links_.start_in_place(uses);
       if (flow_owner_.size() <= index(r.flow)) flow_owner_.resize(index(r.flow) + 1);
       flow_owner_[index(r.flow)] = id;
     }
     events_.push(events_.now() + time_left(r), static_cast<std::uint32_t>(id), r.version);
   }
 
-  static Picoseconds time_left(const Running& r) { return static_cast<Picoseconds>(r.speed == 1 ? std::llround(r.left) : std::llround(std::ceil(r.left / r.speed))); }
+  static Picoseconds time_left(const Running& r) { return r.speed == 1 ? nearest(r.left) : not_below(r.left / r.speed); }
 
   void retime(std::int32_t id, double speed) {
     Running& r = running_[index(id)];
@@ -261,9 +262,7 @@ class Player {
   void settle() {
     links_.settle();
     for (const std::int32_t f : links_.changed()) {
-      Running& r = running_[index(flow_owner_[index(f)])];
-      r.share = links_.speed(f);
-      out_.slowest = std::min(out_.slowest, r.share);
+      out_.slowest = std::min(out_.slowest, links_.speed(f));
       pace(flow_owner_[index(f)]);
     }
   }
@@ -271,10 +270,10 @@ class Player {
   /// Gives what runs the speed that links, multiprocessors and memory leave it.
   void pace(std::int32_t id) {
     const Running& r = running_[index(id)];
-    double speed = r.share;
+    double speed = r.flow < 0 ? 1 : links_.speed(r.flow);   // that its links leave it
     if (options_.interference && r.step >= 0) {
       const RankState& s = ranks_[index(r.rank)];
-      const Step& step = step_of(r);
+      const StepBrief& step = step_of(r);
       if (step.call < 0) speed = slowed(step.memory_bound, s.taken, s.memory_taken);
       else if (s.computing >= 0) speed *= job_.calls[index(step.call)].beside_compute;
     }
@@ -301,7 +300,7 @@ class Player {
     change(s.taken, call.multiprocessors);
     change(s.memory_taken, call.memory);
     // Of a call that several played ranks make, the first one's compute lane speaks for all.
-    const bool leads = r.joint >= 0 || job_.ranks[index(r.rank)].groups[static_cast<std::size_t>(call.group)] < 0;
+    const bool leads = r.joint >= 0 || s.groups[static_cast<std::size_t>(call.group)] < 0;
     if (call.beside_compute < 1 && leads) {
       s.exchanging = begins ? id : -1;
       if (begins) pace(id);
@@ -334,7 +333,7 @@ class Player {
     if (r.launch || r.step < 0) return;
     if (r.joint >= 0) {
       for (const std::int32_t m : joints_[index(r.joint)].members) communicates(m, false);
-    } else if (const Step& step = step_of(r); step.call >= 0) {
+    } else if (const StepBrief& step = step_of(r); step.call >= 0) {
       communicates(id, false);
     } else if (step.track == Track::compute) {
       computes_now(r.rank, -1);
@@ -343,50 +342,48 @@ class Player {
 
   void finish(const Running& r) {
     const auto record = static_cast<std::int32_t>(out_.records.size());
-    out_.records.push_back({r.begin, events_.now(), r.rank, r.task, r.step, r.cause, r.launch});
+    out_.records.push_back({.start = r.begin, .end = events_.now(), .rank = r.rank, .task = r.task, .cause = r.cause, .step = r.step, .launch = r.launch});
     if (r.launch) return begin_issued(r.rank, r.task, r.step, record);
-    const Task& t = tasks(r.rank)[index(r.task)];
     RankState& s = ranks_[index(r.rank)];
+    const TaskBrief& t = s.tasks[r.task];
     if (t.kind == Task::Kind::send) {
-      const std::int32_t to = peer(r.rank, t.downstream, true);
+      const std::int32_t to = t.downstream ? s.behind : s.before;
       if (to >= 0) {
-        const auto& receives = program(to).receives[t.downstream ? 0 : 1];
-        const std::int32_t n = program(r.rank).ordinal[index(r.task)];
+        const auto& receives = ranks_[index(to)].program->receives[t.downstream ? 0 : 1];
+        const std::int32_t n = s.program->ordinal[index(r.task)];
         if (index(n) < receives.size()) release(to, receives[index(n)], record);
       }
       end_task(r.rank, r.task, record);
       return;
     }
-    const StepGraph& pass = job_.passes[index(t.pass)];
-    const Step& step = pass.steps[index(r.step)];
+    const PassIndex& pass = passes_[index(t.pass)];
     // The host goes on when what it waited for has ended, if it has come so far.
-    if (options_.host_launch > 0 && step.track == Track::host && t.queue == Queue::main) s.host.push_back(events_.now());
+    if (options_.host_launch > 0 && pass.steps[index(r.step)].track == Track::host && t.queue == Queue::main) s.host.push_back(events_.now());
     const auto q = static_cast<std::size_t>(t.queue);
-    for (const std::int32_t n : passes_[index(t.pass)].of(r.step))
-      if (--s.steps[q][index(n)] == 0) begin_step(r.rank, r.task, n, record);
+    for (const std::int32_t n : pass.next.of(r.step))
+      if (--s.steps[q][n] == 0) begin_step(r.rank, r.task, n, record);
     if (--s.open[q] == 0) end_task(r.rank, r.task, record);
   }
 
   void end_task(std::int32_t rank, std::int32_t task, std::int32_t record) {
-    out_.tasks[index(rank)][index(task)].second = events_.now();
-    const Task& t = tasks(rank)[index(task)];
-    const ProgramIndex& p = program(rank);
-    for (const std::int32_t n : p.next.of(task)) release(rank, n, record);
+    RankState& s = ranks_[index(rank)];
+    s.spans[task].second = events_.now();
+    const TaskBrief& t = s.tasks[task];
+    for (const std::int32_t n : s.program->next.of(task)) release(rank, n, record);
     if (t.queue == Queue::none) return;
-    if (options_.host_launch > 0 && t.queue == Queue::main && t.kind == Task::Kind::pass) {
-      RankState& s = ranks_[index(rank)];
+    if (options_.host_launch > 0 && t.queue == Queue::main && t.kind == Task::Kind::pass)
       s.host_next = s.host.back() + hosts_[index(t.pass)].calls[s.host.size() - 1] * options_.host_launch;
-    }
     const auto q = static_cast<std::size_t>(t.queue);
-    const std::size_t at = ++ranks_[index(rank)].at[q];
-    if (at < p.queue[q].size()) release(rank, p.queue[q][at], record);
+    const std::uint32_t at = ++s.at[q];
+    if (at < s.program->queue[q].size()) release(rank, s.program->queue[q][at], record);
   }
 
   const Job& job_;
   PlayOptions options_;
-  std::deque<ProgramIndex> programs_;
-  std::deque<Successors> passes_;
+  std::vector<ProgramIndex> programs_;
+  std::vector<PassIndex> passes_;
   std::vector<RankState> ranks_;
+  std::vector<std::uint16_t> waits_, step_waits_;     ///< of all ranks, one after the other
   EventQueue events_;
   FairShare links_;
   LinkUses uses_;

@@ -15,15 +15,16 @@ struct PlayOptions {
   Picoseconds host_launch = 0;            ///< the host issues each call of the block queue this long after the one before; 0: in no time
 };
 
-/// One step, send or receive as it ran.
+/// One step, send or receive as it ran. 32 bytes: a step of a large job has millions.
 struct Record {
   Picoseconds start = 0, end = 0;
   std::int32_t rank = 0;       ///< position in Job::ranks
   std::int32_t task = 0;
-  std::int32_t step = -1;      ///< of the task's pass; -1: a message
   std::int32_t cause = -1;     ///< the record at whose end this one could start; -1: the start of the training step
-  bool launch = false;         ///< not the step itself, but its wait until the host had issued it
+  std::int32_t step : 31 = -1; ///< of the task's pass; -1: a message
+  bool launch : 1 = false;     ///< not the step itself, but its wait until the host had issued it
 };
+static_assert(sizeof(Record) == 32);
 
 struct Played {
   Picoseconds step = 0;

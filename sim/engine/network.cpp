@@ -1,30 +1,27 @@
 #include "sim/engine/network.hpp"
 
 #include <algorithm>
-#include <boost/graph/dijkstra_shortest_paths.hpp>
 #include <map>
 
 namespace moeplan {
 
 std::int32_t Network::join(Vertex a, Vertex b, std::int32_t tier, double capacity, FairShare& links) {
-  // Lengths grow faster than hops, so that the innermost tier wins.
-  double length = 1;
-  for (std::int32_t t = 0; t < tier; ++t) length *= 16;
   const std::int32_t link = links.add_link({capacity});
-  boost::add_edge(a, b, NetworkEdge{link, tier, length}, graph_);
+  boost::add_edge(a, b, NetworkEdge{link, tier}, graph_);
   return link;
 }
 
-Network::Network(const ClusterSpec& cluster, std::span<const std::int64_t> devices, FairShare& links) : tiers_(std::min(cluster.tiers.size(), kMaxTiers)) {
+Network::Network(const ClusterSpec& cluster, std::span<const std::int64_t> devices, FairShare& links) {
   for (const std::int64_t d : devices) device_.push_back(boost::add_vertex(NetworkVertex{d, -1}, graph_));
   reach_.resize(devices.size());
   std::int32_t network = -1;                                    // last network tier built
   std::map<std::int64_t, Vertex> below;                         // its switches, by domain
   std::int64_t below_span = 1;
-  for (std::size_t t = 0; t < tiers_; ++t) {
+  for (std::size_t t = 0; t < std::min(cluster.tiers.size(), kMaxTiers); ++t) {
     const LinkTier& tier = cluster.tiers[t];
     const auto number = static_cast<std::int32_t>(t);
     const std::int64_t span = tier.span == 0 ? std::max<std::int64_t>(1, cluster.devices()) : tier.span;
+    spans_.push_back(span);
     const double per_device = tier.bandwidth.value * std::max(tier.efficiency, tier.all_to_all_efficiency);
     std::map<std::int64_t, Vertex> switches;
     for (const std::int64_t d : devices)
@@ -61,23 +58,23 @@ Network::Network(const ClusterSpec& cluster, std::span<const std::int64_t> devic
 }
 
 std::vector<std::int32_t> Network::route(std::size_t from, std::size_t to) const {
-  std::vector<Vertex> before(boost::num_vertices(graph_));
-  std::vector<double> distance(boost::num_vertices(graph_));
-  boost::dijkstra_shortest_paths(graph_, device_[from],
-                                 boost::predecessor_map(before.data()).distance_map(distance.data()).weight_map(boost::get(&NetworkEdge::length, graph_)));
-  std::vector<std::int32_t> links;
-  for (Vertex v = device_[to]; v != device_[from]; v = before[v]) {
-    if (before[v] == v) return {};
-    links.push_back(graph_[boost::edge(before[v], v, graph_).first].link);
+  if (from == to) return {};
+  const std::int64_t a = graph_[device_[from]].device, b = graph_[device_[to]].device;
+  for (std::size_t t = 0; t < spans_.size(); ++t) {
+    if (a / spans_[t] != b / spans_[t]) continue;
+    // Ports and uplinks come in pairs, up and down, innermost first.
+    std::vector<std::int32_t> links;
+    for (std::size_t i = 0; i < reach_[from][t].size(); i += 2) links.push_back(reach_[from][t][i]);
+    for (std::size_t i = reach_[to][t].size(); i > 0; i -= 2) links.push_back(reach_[to][t][i - 1]);
+    return links;
   }
-  std::reverse(links.begin(), links.end());
-  return links;
+  return {};
 }
 
 std::vector<LinkUse> Network::collective(std::size_t device, const TierBytes& bytes, double duration) const {
   std::vector<LinkUse> uses;
   if (!(duration > 0)) return uses;
-  for (std::size_t t = 0; t < tiers_; ++t) {
+  for (std::size_t t = 0; t < spans_.size(); ++t) {
     if (bytes[t] <= 0) continue;
     for (const std::int32_t link : reach_[device][t]) {
       const auto known = std::find_if(uses.begin(), uses.end(), [&](const LinkUse& u) { return u.link == link; });

@@ -24,7 +24,6 @@ struct NetworkVertex {
 struct NetworkEdge {
   std::int32_t link = 0;        ///< index in FairShare
   std::int32_t tier = 0;
-  double length = 1;            ///< a route prefers inner tiers
 };
 using NetworkGraph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, NetworkVertex, NetworkEdge>;
 
@@ -51,7 +50,7 @@ class Network {
   std::vector<Vertex> device_;
   /// Per device and tier: links to that tier's switch and back.
   std::vector<std::array<std::vector<std::int32_t>, kMaxTiers>> reach_;
-  std::size_t tiers_ = 0;
+  std::vector<std::int64_t> spans_;             ///< per tier: devices of a domain
 };
 
 }  // namespace moeplan

@@ -1,5 +1,6 @@
 #pragma once
-/// What playing a program needs besides its tasks: who follows whom, the queues, the messages by number.
+/// What playing a job reads again and again, packed: tasks and steps without their lists, who follows whom, the queues, the
+/// messages by number. The ranks that run a program share it, so it stays in the caches.
 
 #include <array>
 #include <span>
@@ -28,9 +29,38 @@ struct Successors {
   }
 };
 
-/// A program with what playing it needs, shared by the ranks that run it.
+struct TaskBrief {
+  std::int32_t pass = -1, call = -1;
+  Task::Kind kind = Task::Kind::pass;
+  Queue queue = Queue::main;
+  bool downstream = true;
+};
+
+struct StepBrief {
+  Picoseconds duration = 0;
+  std::int32_t call = -1;
+  float memory_bound = 0;
+  Track track = Track::compute;
+};
+
+struct PassIndex {
+  Successors next;
+  std::vector<StepBrief> steps;
+  std::vector<std::uint16_t> waits;                          ///< per step: how many come before it
+  std::vector<std::int32_t> first;                           ///< steps that wait for none
+  explicit PassIndex(const StepGraph& pass) : next(pass.steps) {
+    for (std::size_t i = 0; i < pass.steps.size(); ++i) {
+      const Step& s = pass.steps[i];
+      steps.push_back({s.duration, s.call, s.memory_bound, s.track});
+      waits.push_back(static_cast<std::uint16_t>(s.after.size()));
+      if (s.after.empty()) first.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+};
+
 struct ProgramIndex {
   Successors next;
+  std::vector<TaskBrief> tasks;
   std::array<std::vector<std::int32_t>, kQueues> queue;      ///< tasks in list order
   std::vector<std::int32_t> ordinal;                         ///< per message: how many of its kind and direction come before it
   std::array<std::vector<std::int32_t>, 2> receives;         ///< per direction (0 downstream): tasks in list order
@@ -38,6 +68,7 @@ struct ProgramIndex {
   explicit ProgramIndex(const JobProgram& p) : next(p.tasks), ordinal(p.tasks.size(), -1) {
     for (std::size_t t = 0; t < p.tasks.size(); ++t) {
       const Task& task = p.tasks[t];
+      tasks.push_back({task.pass, task.call, task.kind, task.queue, task.downstream});
       const std::size_t direction = task.downstream ? 0 : 1;
       if (task.queue != Queue::none) queue[static_cast<std::size_t>(task.queue)].push_back(static_cast<std::int32_t>(t));
       if (task.kind == Task::Kind::send) ordinal[t] = sends[direction]++;

@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <boost/graph/dijkstra_shortest_paths.hpp>
+#include <cmath>
+#include <map>
+
 #include "sim/engine/network.hpp"
 
 namespace moeplan {
@@ -40,6 +44,24 @@ TEST(Network, NodesOfAPodMeetOverTheirNics) {
   const auto route = n.route(0, 2);
   ASSERT_EQ(route.size(), 2u);
   for (const auto l : route) EXPECT_DOUBLE_EQ(links.capacity(l).value, 50 * kGb);
+}
+
+// Against Dijkstra's search of the graph, with lengths that grow faster than hops from tier to tier.
+TEST(Network, ARouteIsTheShortestThroughTheInnermostTier) {
+  FairShare links;
+  const Network n(cluster(), kAll, links);
+  const NetworkGraph& g = n.graph();
+  for (std::size_t from = 0; from < kAll.size(); ++from) {
+    std::vector<NetworkGraph::vertex_descriptor> before(num_vertices(g));
+    std::map<NetworkGraph::edge_descriptor, double> lengths;
+    for (auto [e, end] = edges(g); e != end; ++e) lengths[*e] = std::pow(16.0, g[*e].tier);
+    boost::dijkstra_shortest_paths(g, from, boost::predecessor_map(before.data()).weight_map(boost::make_assoc_property_map(lengths)));
+    for (std::size_t to = 0; to < kAll.size(); ++to) {
+      std::vector<std::int32_t> expected;
+      for (auto v = to; v != from; v = before[v]) expected.insert(expected.begin(), g[edge(before[v], v, g).first].link);
+      EXPECT_EQ(n.route(from, to), expected) << from << " to " << to;
+    }
+  }
 }
 
 // A pod's uplink carries 25 GB/s for each of its 4 devices.
