@@ -15,7 +15,7 @@ target_compile_definitions(megatron_search PRIVATE MOEPLAN_SOURCE="${CMAKE_SOURC
 
 # The CUDA backend's operators; needs no library besides.
 if(TARGET moeplan_cuda)
-  foreach(name attention elementwise kda products sparse)
+  foreach(name attention elementwise kda products scan sparse)
     add_executable(${name}_bench EXCLUDE_FROM_ALL bench/${name}.cpp)
     target_link_libraries(${name}_bench PRIVATE moeplan_cuda)
   endforeach()

@@ -3,6 +3,8 @@
 #include "kernels/device_scratch.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
 #include "kernels/kda/scratch.hpp"
+#include "kernels/mamba1/scratch.hpp"
+#include "kernels/mamba2/scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -107,6 +109,24 @@ i64 scratch(const op::GatedDeltaNet& op, Pass pass, Wants wants) {
                       .packed_sequences = op.packed_sequences,
                       .training = op.training};
   return sum + padded(scratch(inner, pass, wants));
+}
+
+/// The kernels' own cuts (kernels/mamba2/scratch.hpp, kernels/mamba1/scratch.hpp).
+i64 scan_scratch(const ssd::Dims& dims, Pass pass) {
+  const bool held = dims.state <= ssd::most_width && dims.head_dim <= ssd::most_width && dims.heads % dims.groups == 0;
+  return held ? ssd::layout(dims, pass == Pass::backward).total : 0;
+}
+i64 scratch(const op::Mamba2& op, Pass pass, Wants wants) {
+  if (pass == Pass::backward && wants == Wants{false, false}) return 0;
+  return scan_scratch({.tokens = op.tokens, .heads = op.heads, .groups = op.groups, .state = op.state, .head_dim = op.head_dim}, pass);
+}
+i64 scratch(const op::LightningAttention& op, Pass pass, Wants wants) {
+  if (pass == Pass::backward && !wants.input_grad) return 0;
+  return scan_scratch({.tokens = op.tokens, .heads = op.heads, .groups = op.heads, .state = op.head_dim, .head_dim = op.head_dim, .gated = false}, pass);
+}
+i64 scratch(const op::Mamba1& op, Pass pass, Wants wants) {
+  if ((pass == Pass::backward && wants == Wants{false, false}) || op.state > mamba1::most_state) return 0;
+  return mamba1::layout(op, pass == Pass::backward).total;
 }
 
 i64 scratch(const op::ShortConv& op, Pass pass, Wants wants) {

@@ -18,6 +18,7 @@
 #include "tests/kernels/catalogue_cuda_routing.hpp"
 #include "tests/kernels/cross_entropy_rounding.hpp"
 #include "tests/kernels/device_call.hpp"
+#include "tests/kernels/scan_cases.hpp"
 #include "tests/kernels/selected_near.hpp"
 #include "tests/kernels/stored_formats.hpp"
 
@@ -35,7 +36,7 @@ std::vector<Op> cuda_cases() {
       if (cuda::refusal(op).empty()) out.push_back(op);
   };
   add(all_cases()), add(test::norm_cases()), add(test::pointwise_cases()), add(test::rope_cases()), add(test::state_cases()), add(test::stored_cases()), add(test::product_cases()), add(test::expert_cases()),
-      add(test::attention_cases()), add(test::sparse_cases());
+      add(test::attention_cases()), add(test::sparse_cases()), add(test::scan_cases());
   return out;
 }
 
@@ -115,8 +116,7 @@ double spread(const Op& op, const Operand& o) {
 /// `rounding`: what roundings on the way may cost each element, where that is known; it then stands for the spread.
 void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vector<double>& want, const std::string& what, const std::vector<double>& rounding = {}) {
   const auto values = test::numbers(o.dtype, raw);
-  if (std::holds_alternative<op::Kda>(op) || std::holds_alternative<op::GatedDeltaNet>(op)) {   // chunks whose factors are bf16, as in kda/cuda_test.cpp: judged by the norm, with its limits
-    const double limit = o.name == "a_log" ? 5e-2 : o.name == "dt_bias" ? 2e-2 : 1e-2;
+  if (const double limit = test::chunked_limit(op, o); limit > 0) {
     EXPECT_LE(test::relative_norm(values, want, elements(o)), limit) << what << o.name;
     return;
   }

@@ -16,6 +16,9 @@ struct Grow {
     a.heads = 4, a.head_dim = 64, a.q_lora = 64, a.rope_dim = 32, a.o_groups = 2, a.o_lora = 64, a.window = 16;
     if (a.index_topk > 0) a.index_heads = 4, a.index_dim = 64, a.index_topk = 8;
   }
+  void operator()(Mamba2Mixer& a) const { a.heads = 4, a.head_dim = 64, a.groups = a.groups > 1 ? 2 : 1, a.state = 64; }
+  void operator()(Mamba1Mixer& a) const { a.inner = 256, a.state = 16, a.dt_rank = 16; }
+  void operator()(LightningAttention& a) const { a.heads = 4, a.head_dim = 64; }
   void operator()(KdaAttention& a) const { a.heads = 4, a.head_dim = 64, a.stored_a_log = 0; }
   void operator()(DenseFfn& f) const { f.intermediate = 256; }
   void operator()(MoeFfn& f) const { f.intermediate = 128, f.latent = f.latent > 0 ? 128 : 0, f.shared_intermediate = f.shared_intermediate > 0 ? 128 : 0; }

@@ -199,7 +199,8 @@ TEST_P(CudaTraining, TheCurveIsTheCpus) {
 INSTANTIATE_TEST_SUITE_P(Models, CudaTraining,
                          testing::Values(Model{"qwen3_moe", "qwen/qwen3-30b-a3b.json"}, Model{"kimi_linear", "kimi/kimi-linear-48b-a3b.json"}, Model{"llama", "llama/llama-3.1-8b.json"}, Model{"mixtral", "mixtral/mixtral-8x7b.json"},
                                          Model{"gpt_oss", "gpt-oss/gpt-oss-20b.json", true}, Model{"deepseek_v3", "deepseek/deepseek-v3.json", true}, Model{"deepseek_v32", "deepseek/deepseek-v3.2.json"}, Model{"glm_moe_dsa", "glm/glm-5.json"},
-                                         Model{"qwen3_next", "qwen/qwen3-next-80b-a3b.json"}, Model{"deepseek_v4", "deepseek/deepseek-v4-flash.json"}, Model{"kimi_k3", "kimi/kimi-k3.json"}, Model{"longcat", "longcat/longcat-flash.json"}),
+                                         Model{"qwen3_next", "qwen/qwen3-next-80b-a3b.json"}, Model{"deepseek_v4", "deepseek/deepseek-v4-flash.json"}, Model{"kimi_k3", "kimi/kimi-k3.json"}, Model{"longcat", "longcat/longcat-flash.json"},
+                                         Model{"nemotron_h", "nemotron/nemotron-3-nano-30b-a3b.json"}, Model{"jamba", "jamba/jamba-v0.1.json"}, Model{"minimax", "minimax/minimax-m1-80k.json"}),
                          [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace
