@@ -69,7 +69,12 @@ struct Prices::Tables {
   /// Seconds of it over the rows that each expert has, at the rows that were measured and powers of the root of two between.
   struct Curve {
     std::vector<double> rows, seconds;
+    std::vector<const UtilisationTable::Sample*> sample;   ///< that with just these rows and as many experts, if there is one
     bool foreign = false;
+    [[nodiscard]] const UtilisationTable::Sample* measured(double n) const {
+      const auto at = std::lower_bound(rows.begin(), rows.end(), n);
+      return at == rows.end() || *at != n ? nullptr : sample[static_cast<std::size_t>(at - rows.begin())];
+    }
     [[nodiscard]] double at(double n) const {
       if (n < 1) return n * seconds.front();   // as often as it has a row at all its weights are read
       if (n <= rows.front()) return seconds.front();
@@ -106,7 +111,7 @@ Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Run
   const auto tables = std::make_shared<Tables>();
   for (const ProfileSample& s : profile.samples) {
     if (is_no_operator(s.key)) {
-      if (s.key.starts_with(kLaunchKey) && same_device_) launch_ = s.median.value;
+      if (s.key.starts_with(kLaunchKey) && same_device_ && runtime.own_kernels) launch_ = s.median.value;   // others launch in their own way
       if (const auto bytes = bytes_of_key(s.key, kCopyColumnsKey)) tables->copies.emplace_back(*bytes, s.median.value);
       continue;
     }
@@ -213,14 +218,13 @@ Prices::Rested Prices::rested(const OpCall& call, const Estimate& estimate) cons
   return {estimate, power_->call(call, compute, traffic, std::max(0.0, estimate.median.value - launch_))};
 }
 
-/// What was measured stays so where the clock changes it by no more than one machine differs from another.
+/// What was measured is called so at any clock: longer by the share of it that follows the clock, which is in its interval and said beside it (`clock()`).
 Estimate Prices::held(const Rested& call, const HeldClock& clock) const {
   const Estimate& rest = call.estimate;
   if (!power_ || clock.clock >= 1 || call.power.seconds <= 0) return rest;
   const double longer = seconds_at(call.power, clock.clock) / call.power.seconds, least = seconds_at(call.power, std::max(clock.clock, clock.fastest)) / call.power.seconds;
   const auto at = [&](Seconds s, double factor) { return Seconds{(s.value - launch_) * factor + launch_}; };
-  const Basis basis = rest.basis == Basis::measured && longer > 1 + kMachineSpread ? Basis::interpolated : rest.basis;
-  return {at(rest.median, longer), at(rest.low, least), at(rest.high, longer), basis};
+  return {at(rest.median, longer), at(rest.low, least), at(rest.high, longer), rest.basis};
 }
 
 Estimate Prices::at_rest(const OpCall& call) const {
@@ -296,12 +300,19 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
       const Limit l = limit_on(device_, flops(Op{alike}, call.pass, wants).value, static_cast<double>(bytes_moved(Op{alike}, call.pass, wants).value));
       const auto a = table.look_up(shape_of_rows(alike, wants, n));
       curve.seconds.push_back((l.seconds + kAloneSeconds) / (a.utilisation * (l.compute_bound ? matmul_scale_ : bandwidth_scale_)));
+      curve.sample.push_back(a.exact);
       curve.foreign |= a.foreign;
     }
   }
-  double seconds = 0;
+  double seconds = 0, spread = kMachineSpread;
+  bool measured = same_device_ && weight > 0;   // rows of every expert were
   if (weight > 0) {
-    for (const double each : rows) seconds += weight * curve.at(each);
+    for (const double each : rows) {
+      seconds += weight * curve.at(each);
+      const auto* sample = measured && each > 0 ? curve.measured(each) : nullptr;
+      measured = measured && (each <= 0 || sample != nullptr);
+      if (sample != nullptr) spread = std::max(spread, sample->spread);
+    }
   } else {
     const auto [known, first] = under_load_->seconds.try_emplace({shape, experts.rows}, 0.0);
     if (first)
@@ -310,7 +321,8 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
   }
   ErrorBand e = table.error();
   if (curve.foreign || !same_generation_) e = {std::min(e.low, kBorrowed.low), std::max(e.high, kBorrowed.high)};
-  return {{seconds + launch_}, {seconds * e.low + launch_}, {seconds * e.high + launch_}, same_generation_ ? Basis::interpolated : Basis::roofline};
+  if (measured) e = {1 - std::min(spread, 1.0), 1 + spread};
+  return {{seconds + launch_}, {seconds * e.low + launch_}, {seconds * e.high + launch_}, measured ? Basis::measured : same_generation_ ? Basis::interpolated : Basis::roofline};
 }
 
 std::vector<double> Prices::left_out() const {

@@ -139,6 +139,22 @@ TEST(Prices, experts_with_unequal_rows_take_what_each_takes_among_its_equals) {
   EXPECT_NEAR(Prices(fast, profile, {}, {2.0 / 9, 16.0 / 9}).price(c).median.value, prices.price(c).median.value, 1e-6) << "tiles of other runtimes are not known";
 }
 
+TEST(Prices, experts_whose_every_count_of_rows_was_measured_are_measured_and_others_interpolated) {
+  Runtime own;
+  own.own_kernels = true;
+  const Prices prices(toy(), toy_experts(), own);
+  const OpCall c = call("grouped_linear rows=36 experts=4 in=64 out=64 forward");
+  const auto basis = [&](std::vector<std::int64_t> rows) { return prices.price(c, rows).basis; };
+  EXPECT_EQ(basis({16, 16, 16, 16}), Basis::measured);
+  EXPECT_EQ(basis({2, 16, 2, 16}), Basis::measured) << "each beside its equals";
+  EXPECT_EQ(basis({0, 16, 2, 16}), Basis::measured) << "an expert without rows does nothing";
+  EXPECT_EQ(basis({9, 9, 9, 9}), Basis::interpolated);
+  EXPECT_EQ(basis({2, 16, 2, 15}), Basis::interpolated);
+  DeviceSpec other = toy();
+  other.name = "other";
+  EXPECT_EQ(Prices(other, toy_experts(), own).price(c, std::vector<std::int64_t>{16, 16, 16, 16}).basis, Basis::interpolated);
+}
+
 TEST(Prices, columns_made_dense_take_what_was_measured_and_nothing_where_kernels_take_strides) {
   Runtime own;
   own.own_kernels = true;
@@ -151,6 +167,9 @@ TEST(Prices, columns_made_dense_take_what_was_measured_and_nothing_where_kernels
   EXPECT_EQ(Prices(toy(), profile, {}).copies({1000}).value, 0);
   EXPECT_DOUBLE_EQ(Prices(toy(), toy_profile({}), own).copies({1000}).value, 40) << "read and written at 50 B/s";
   EXPECT_DOUBLE_EQ(prices.price(call("linear tokens=1 in=64 out=32 forward")).median.value, 67) << "the measured launch";
+  Runtime foreign;
+  foreign.launch_overhead = {3};
+  EXPECT_DOUBLE_EQ(Prices(toy(), profile, foreign).price(call("linear tokens=1 in=64 out=32 forward")).median.value, 63) << "another runtime's is its own";
 }
 
 TEST(Prices, samples_that_mean_nothing_are_refused) {
