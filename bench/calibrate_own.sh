@@ -3,11 +3,11 @@
 # The models, lengths and classes are those named in bench/results/calibration_h200.md; lengths between them are left for judging what is interpolated.
 set -e
 moeplan=$1 profile=$2 name=$3 k3=$4
+lengths=512,1024,1536,2048,3072,4096,6144,8192,12288,16384
 measure() { "$moeplan" calibrate --backend cuda -o "$profile" --name "$name" --samples 20 "$@" | tail -1; }
 for model in kimi-linear-48b-a3b qwen3-30b-a3b gpt-oss-20b "$k3"; do
   case $model in qwen3* | gpt-oss*) adapted=attention,experts ;; *) adapted=attention,dense,shared,experts ;; esac
-  # What classes of calls draw is measured in the first of each model: other lengths and adapters draw alike.
-  measure --model "$model" --seq 512,1024,1536,2048,3072,4096,6144,8192,12288,16384
+  measure --no-power --model "$model" --seq $lengths
   measure --no-power --model "$model" --seq 1024,2048,4096 --micro-batch 2,4
   measure --no-power --model "$model" --seq 1024,2048,4096,8192 --targets attention
   measure --no-power --model "$model" --seq 1024,2048,4096,8192 --targets $adapted --rank 16
@@ -20,3 +20,5 @@ for length in 512 1024 2048 4096 8192 16384; do
 done
 measure --no-power "$plans"/*.json
 rm -r "$plans"
+# What classes of calls draw, of all models in one run: the constants of the device then rest on all of them. Other lengths and adapters draw alike.
+measure --model kimi-linear-48b-a3b --model qwen3-30b-a3b --model gpt-oss-20b --model "$k3" --seq $lengths

@@ -58,8 +58,10 @@ std::string device_name(const Context& context, const Options& options, const st
   throw InputError("--device", opened + " is none of configs/devices", "name the nearest, or a file that describes it");
 }
 
+using Calls = std::map<std::string, OpCall>;   ///< by key
+
 /// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads.
-void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, std::map<std::string, OpCall>& calls) {
+void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, Calls& calls) {
   ProblemRequest request;
   request.model = model;
   request.device = device;
@@ -75,7 +77,7 @@ void add_model(const Context& context, const Options& options, const std::string
   plan.micro_batch = micro_batch;
   plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
   check_micro_batch(problem, plan.micro_batch, "--micro-batch");
-  std::map<std::string, OpCall> mine = calls_of(lower(problem, plan, 0));
+  Calls mine = calls_of(lower(problem, plan, 0));
   add_loads(mine, options.backend == "cuda");
   calls.merge(mine);
 }
@@ -100,7 +102,7 @@ Output run(const Context& context, Options options) {
     return calibrate_links(context, {.ranks = options.links, .backend = options.backend, .output = options.output, .name = options.name, .again = options.again,
                                      .device_name = [&](const std::string& opened) { return device_name(context, options, opened); }});
   if (options.plans.empty() == options.models.empty()) throw InputError("calibrate", options.plans.empty() ? "nothing to measure" : "plans and models together", "give plan files, or --model NAME");
-  std::map<std::string, OpCall> calls;
+  std::map<std::string, Calls> of_model;
   std::optional<DeviceSpec> device;
   const OpenBackend opened = open_backend(options.backend, false);
   if (!options.models.empty()) {
@@ -108,8 +110,8 @@ Output run(const Context& context, Options options) {
     device = load_device(context.configs, name).device;
     for (const std::string& model : options.models) {
       for (const std::int64_t micro_batch : options.micro_batches) {
-        if (options.sequences.empty()) add_model(context, options, model, std::nullopt, micro_batch, name, calls);
-        for (const std::int64_t length : options.sequences) add_model(context, options, model, length, micro_batch, name, calls);
+        if (options.sequences.empty()) add_model(context, options, model, std::nullopt, micro_batch, name, of_model[model]);
+        for (const std::int64_t length : options.sequences) add_model(context, options, model, length, micro_batch, name, of_model[model]);
       }
     }
   }
@@ -119,8 +121,10 @@ Output run(const Context& context, Options options) {
       throw InputError(file, fmt::format("is for {}, the plans before it for {}", loaded.problem.cluster.device.name, device->name), "calibrate one device at a time");
     device = loaded.problem.cluster.device;
     const Parallelism& p = loaded.plan.parallelism;
-    for (int stage = 0; stage < p.pp; ++stage) calls.merge(calls_of(lower(loaded.problem, loaded.plan, stage * p.stage_ranks())));
+    for (int stage = 0; stage < p.pp; ++stage) of_model[loaded.problem.model.name].merge(calls_of(lower(loaded.problem, loaded.plan, stage * p.stage_ranks())));
   }
+  Calls calls;
+  for (const auto& [model, mine] : of_model) calls.insert(mine.begin(), mine.end());
   const OpenMeter meter = open_meter(options.backend);
   const bool at_rest = meter.meter && !options.busy_milliseconds;
   options.timing.busy = {options.busy_milliseconds.value_or(options.backend == "cuda" && !at_rest ? kBusyMilliseconds : 0.0) * 1e-3};
@@ -154,7 +158,12 @@ Output run(const Context& context, Options options) {
   save(samples);
   Json read = nullptr;
   if (at_rest && !options.no_power) {
-    const std::vector<OpCall> classes = power_calls(calls, samples, profile.power ? profile.power->samples : std::vector<PowerSample>{}, *device);
+    const std::vector<PowerSample> known = profile.power ? profile.power->samples : std::vector<PowerSample>{};
+    Calls chosen;   // of each model its own, whichever is named first
+    for (const auto& [model, mine] : of_model)
+      for (const OpCall& call : power_calls(mine, samples, known, *device)) chosen.emplace(key(call.op, call.pass, call.wants), call);
+    std::vector<OpCall> classes;
+    for (const auto& [name, call] : chosen) classes.push_back(call);
     const PowerReadings readings = read_power(*opened.backend, *meter.meter, classes, [&](std::size_t done, std::size_t all) {
       if (context.show_progress) context.show_progress(static_cast<double>(done) / static_cast<double>(all));
     });

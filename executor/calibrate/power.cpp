@@ -35,27 +35,30 @@ void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<do
 class Log {
  public:
   Log(const PowerMeter& meter, Clock::time_point start) : thread_([this, &meter, start](const std::stop_token& stop) {
-          double last = meter.joules();
+          std::optional<double> last = meter.joules();
           for (int i = 0; !stop.stop_requested(); ++i, rest(1e-3)) {
-            const double now = meter.joules();
-            if (now != last) energy_.emplace_back(seconds_since(start), now), last = now;
-            if (i % 4 == 0) clock_.emplace_back(seconds_since(start), meter.clock());
+            const std::optional<double> now = meter.joules();
+            if (now && last && *now != *last) energy_.emplace_back(seconds_since(start), *now);
+            if (now) last = now;
+            if (i % 4 != 0) continue;
+            if (const std::optional<double> clock = meter.clock()) clock_.emplace_back(seconds_since(start), *clock);
           }
         }) {}
   void stop() {
     thread_.request_stop();
     thread_.join();
   }
-  /// Mean power between the first and the last step of the counter after `from`; zero where it took no two.
-  [[nodiscard]] double watts(double from) const {
+  /// Mean power between the first and the last step of the counter after `from`; nothing where it took no two.
+  [[nodiscard]] std::optional<double> watts(double from) const {
     const auto first = std::find_if(energy_.begin(), energy_.end(), [&](const auto& e) { return e.first >= from; });
-    return first == energy_.end() || first + 1 == energy_.end() ? 0 : (energy_.back().second - first->second) / (energy_.back().first - first->first);
+    if (first == energy_.end() || first + 1 == energy_.end()) return std::nullopt;
+    return (energy_.back().second - first->second) / (energy_.back().first - first->first);
   }
-  [[nodiscard]] double clock(double from) const {
+  [[nodiscard]] std::optional<double> clock(double from) const {
     double sum = 0, count = 0;
     for (const auto& [when, clock] : clock_)
       if (when >= from) sum += clock, ++count;
-    return count > 0 ? sum / count : 0;
+    return count > 0 ? std::optional(sum / count) : std::nullopt;
   }
 
  private:
@@ -63,8 +66,8 @@ class Log {
   std::jthread thread_;
 };
 
-/// `work` over and over, each time `times` calls, then at rest for `share` of what it took and `least` seconds.
-Held hold(Backend& backend, const PowerMeter& meter, const std::function<void()>& work, std::int64_t times, double share, double least) {
+/// `work` over and over, each time `times` calls, then at rest for `share` of what it took and `least` seconds. Nothing where the meters said too little.
+std::optional<Held> hold(Backend& backend, const PowerMeter& meter, const std::function<void()>& work, std::int64_t times, double share, double least) {
   const auto start = Clock::now();
   Log log(meter, start);
   double seconds = 0, first = 0, last = 0, bursts = 0;
@@ -83,7 +86,9 @@ Held hold(Backend& backend, const PowerMeter& meter, const std::function<void()>
   }
   log.stop();
   const double calls = bursts * static_cast<double>(times);
-  return {.seconds = seconds / calls, .clock = log.clock(kSettle), .watts = log.watts(kSettle), .rate = calls / (last - first)};
+  const std::optional<double> clock = log.clock(kSettle), watts = log.watts(kSettle);
+  if (!clock || !watts || *clock <= 0 || *watts <= 0 || bursts == 0) return std::nullopt;
+  return Held{.seconds = seconds / calls, .clock = *clock, .watts = *watts, .rate = calls / (last - first)};
 }
 
 bool are_alike(const Op& a, const Op& b) {
@@ -144,9 +149,9 @@ std::optional<double> share_behind_products(Backend& backend, const PowerMeter& 
     if (seconds_since(start) > kSettle) behind.push_back(t);
   }
   log.stop();
-  const double clock = log.clock(kSettle);
-  if (behind.empty() || clock <= 0 || clock > kSlowed * boost) return std::nullopt;
-  return std::clamp((median(behind) / median(alone) - 1) / (boost / clock - 1), 0.0, 1.0);
+  const std::optional<double> clock = log.clock(kSettle);
+  if (behind.empty() || !clock || *clock <= 0 || *clock > kSlowed * boost) return std::nullopt;
+  return std::clamp((median(behind) / median(alone) - 1) / (boost / *clock - 1), 0.0, 1.0);
 }
 
 }  // namespace
@@ -187,8 +192,9 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
   PowerReadings out;
   const Backend::Memory memory = backend.allocate(kFlush, "cache flush");
   const TensorView flush{memory.get(), DType::f32, {kFlush.value / 4}}, little{memory.get(), DType::f32, {64}};
-  const Held awake = hold(backend, meter, [&] { backend.clear(little); }, 1, 0, 1e-3);
-  out.idle = awake.watts, out.boost = awake.clock;
+  const std::optional<Held> awake = hold(backend, meter, [&] { backend.clear(little); }, 1, 0, 1e-3);
+  if (!awake) return out;
+  out.idle = awake->watts, out.boost = awake->clock;
   std::size_t done = 0;
   for (const OpCall& call : calls) {
     progress(done++, calls.size());
@@ -200,11 +206,12 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
       const double seconds = std::max(1e-6, backend.time(once).value);
       const auto burst = [&](double length) { return std::max<std::int64_t>(1, std::llround(length / seconds)); };
       const auto repeated = [&](std::int64_t times) { return [&once, times] { for (std::int64_t i = 0; i < times; ++i) once(); }; };
-      PowerReading reading{.call = call, .sustained = hold(backend, meter, repeated(burst(kBurst)), burst(kBurst), 0, 0), .rested = {}, .share = {}};
-      if (reading.sustained.watts <= 0 || reading.sustained.clock <= 0) continue;
-      if (reading.sustained.clock < kSlowed * out.boost) {
+      const std::optional<Held> sustained = hold(backend, meter, repeated(burst(kBurst)), burst(kBurst), 0, 0);
+      if (!sustained) continue;
+      PowerReading reading{.call = call, .sustained = *sustained, .rested = {}, .share = {}};
+      if (sustained->clock < kSlowed * out.boost) {
         reading.rested = hold(backend, meter, repeated(burst(kShortBurst)), burst(kShortBurst), 1, 0);
-        if (reading.rested->watts <= 0 || reading.rested->clock <= 0) continue;
+        if (!reading.rested) continue;
       } else {
         reading.share = share_behind_products(backend, meter, once, seconds, out.boost, flush);
       }
@@ -218,35 +225,40 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
 
 std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limit, const DeviceSpec& device, const std::optional<PowerProfile>& before) {
   const double idle = before ? before->idle : readings.idle, boost = before ? before->boost : readings.boost;
-  if (boost <= 0) return before;
+  if (boost <= 0 || readings.boost <= 0) return before;
+  std::map<std::string, const PowerReading*> by_key;
+  for (const PowerReading& r : readings.calls) by_key.emplace(key(r.call.op, r.call.pass, r.call.wants), &r);
   const auto energy = [&](const Held& h) { return (h.watts - idle) / h.rate; };
   const auto power = [&](const PowerReading& r) { return idle + energy(*r.rested) / r.rested->seconds; };
   PowerProfile out = before.value_or(PowerProfile{.limit = limit, .peak = 0, .idle = idle, .boost = boost, .exponent = 1, .samples = {}});
   if (!before) {
     double most = 0;
-    for (const PowerReading& r : readings.calls)
-      if (r.rested) most = std::max(most, power(r));
+    for (const auto& [name, r] : by_key)
+      if (r->rested) most = std::max(most, power(*r));
     if (most <= 0) return std::nullopt;
     std::vector<double> near;
-    for (const PowerReading& r : readings.calls)
-      if (r.rested && power(r) >= kSlowed * most) near.push_back(power(r));
+    for (const auto& [name, r] : by_key)
+      if (r->rested && power(*r) >= kSlowed * most) near.push_back(power(*r));
     out.peak = median(near);
     double energies = 0, clocks = 0;   // the larger the fall, the more it says
-    for (const PowerReading& r : readings.calls)
-      if (r.rested && power(r) < kSlowed * out.peak) energies += std::log(energy(r.sustained) / energy(*r.rested)), clocks += std::log(r.sustained.clock / r.rested->clock);
+    for (const auto& [name, r] : by_key)
+      if (r->rested && power(*r) < kSlowed * out.peak) energies += std::log(energy(r->sustained) / energy(*r->rested)), clocks += std::log(r->sustained.clock / r->rested->clock);
     if (clocks != 0) out.exponent = std::clamp(energies / clocks, 0.0, 4.0);
   }
   struct Fitted {
+    std::string key;
     double joules = 0, share = 0;
     Bounds bounds;
   };
   std::vector<Fitted> fitted;
-  double memory = 1e9;   // W at the full rate of memory, of the calls that do least beside
-  const auto count_memory = [&](double watts) { memory = std::min(memory, watts); };
+  double memory = 0;   // W at the full rate of memory, of the calls that do least beside
+  const auto count_memory = [&](double watts) { memory = memory > 0 ? std::min(memory, watts) : watts; };
   for (const PowerSample& s : out.samples)
     if (const auto call = parse_key(s.key); call && !bounds_of(*call, device).products()) count_memory(s.watts);
-  for (const PowerReading& r : readings.calls) {
-    Fitted f{.joules = 0, .share = r.rested ? 1 : r.share.value_or(bounds_of(r.call, device).products() ? 1.0 : 0.0), .bounds = bounds_of(r.call, device)};
+  const double memory_before = memory;
+  for (const auto& [name, reading] : by_key) {
+    const PowerReading& r = *reading;
+    Fitted f{.key = name, .joules = 0, .share = r.rested ? 1 : r.share.value_or(bounds_of(r.call, device).products() ? 1.0 : 0.0), .bounds = bounds_of(r.call, device)};
     const double x = std::min(1.0, r.sustained.clock / boost);
     const auto at_boost = [&] { return energy(r.sustained) / energy_at(out, f.share, x); };
     for (int i = 0; r.rested && i < 16; ++i) {   // what it reaches at rest depends on its share, and the share on that
@@ -254,15 +266,18 @@ std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limi
       f.share = reached < 1.02 * x ? 1 : std::clamp((r.sustained.seconds / r.rested->seconds - 1) / (reached / x - 1), 0.0, 1.0);
     }
     f.joules = at_boost();
-    if (!f.bounds.products()) count_memory(f.joules / f.bounds.traffic);
+    if (!f.bounds.products() && f.joules > 0) count_memory(f.joules / f.bounds.traffic);
     fitted.push_back(f);
   }
-  if (memory >= 1e9) memory = 0;
-  for (std::size_t i = 0; i < fitted.size(); ++i) {
-    const OpCall& call = readings.calls[i].call;
-    const Bounds& b = fitted[i].bounds;
-    const double watts = b.products() ? (fitted[i].joules - memory * b.traffic) / b.compute : fitted[i].joules / b.traffic;
-    if (watts > 0 && watts <= 1e6) out.samples.push_back({.key = key(call.op, call.pass, call.wants), .watts = watts, .clock_share = fitted[i].share});
+  for (PowerSample& s : out.samples)   // a call's energy is what was read, however it is told apart
+    if (const auto call = parse_key(s.key)) {
+      const Bounds b = bounds_of(*call, device);
+      if (b.products()) s.watts += (memory_before - memory) * b.traffic / b.compute;
+    }
+  std::erase_if(out.samples, [](const PowerSample& s) { return s.watts <= 0; });
+  for (const Fitted& f : fitted) {
+    const double watts = f.bounds.products() ? (f.joules - memory * f.bounds.traffic) / f.bounds.compute : f.joules / f.bounds.traffic;
+    if (watts > 0 && watts <= 1e6) out.samples.push_back({.key = f.key, .watts = watts, .clock_share = f.share});
   }
   return out;
 }

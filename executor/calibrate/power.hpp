@@ -13,10 +13,10 @@
 
 namespace moeplan {
 
-/// The meters of a device. From any thread.
+/// The meters of a device. From any thread. Nothing where a meter does not answer.
 struct PowerMeter {
-  std::function<double()> joules;   ///< drawn since some time ago; it may be counted in steps of 0.1 s
-  std::function<double()> clock;    ///< MHz, now
+  std::function<std::optional<double>()> joules;   ///< drawn since some time ago; it may be counted in steps of 0.1 s
+  std::function<std::optional<double>()> clock;    ///< MHz, now
   double limit = 0;                 ///< W
 };
 
@@ -46,15 +46,15 @@ struct PowerReadings {
 /// `known` stands for: of a class bound by memory any sample does, of others one whose every dimension is within a factor of 1.3.
 [[nodiscard]] std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, const std::vector<ProfileSample>& samples, const std::vector<PowerSample>& known, const DeviceSpec& device);
 
-/// About 0.8 s a call. Calls whose operands do not fit are left out.
+/// About 0.8 s a call. Calls whose operands do not fit are left out, and those of which the meters said too little; all, and `boost` 0, where that is so of the idle device.
 [[nodiscard]] PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<const OpCall> calls, const std::function<void(std::size_t, std::size_t)>& progress);
 
 /// The section that explains the readings. `limit`: of the device, W. `before`: an earlier section of the same device, whose samples are kept and whose
-/// constants hold.
+/// constants hold. The order of the readings says nothing.
 ///   peak      power of rested calls while they run, idle + energy / time: the median of those within 5 % of the highest
 ///   exponent  sum of ln (energy sustained / energy rested) over sum of ln (their clocks), of calls that drew less than 0.95 of the peak when rested
 ///   share     (time sustained / time rested - 1) / (clock reached when rested / clock sustained - 1)
-///   watts     as sim/cost/power.hpp reads them
+///   watts     as sim/cost/power.hpp reads them: of products beside the memory's watts, so that those of `before` are counted again where a reading lowers these
 /// Empty where nothing was slowed: then no time depends on it.
 [[nodiscard]] std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limit, const DeviceSpec& device, const std::optional<PowerProfile>& before);
 

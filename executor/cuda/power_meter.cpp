@@ -58,13 +58,15 @@ FoundMeter cuda_power_meter(int device) {
   unsigned milliwatts = 0, megahertz = 0;
   if (nvml->energy(handle, &millijoules) != 0 || nvml->clock(handle, kMultiprocessorClock, &megahertz) != 0 || nvml->limit(handle, &milliwatts) != 0)
     return none("the device counts no energy");
-  return {PowerMeter{.joules = [nvml, handle] {
+  return {PowerMeter{.joules = [nvml, handle]() -> std::optional<double> {
                        unsigned long long now = 0;
-                       return nvml->energy(handle, &now) == 0 ? static_cast<double>(now) * 1e-3 : 0.0;
+                       if (nvml->energy(handle, &now) != 0) return std::nullopt;
+                       return static_cast<double>(now) * 1e-3;
                      },
-                     .clock = [nvml, handle] {
+                     .clock = [nvml, handle]() -> std::optional<double> {
                        unsigned now = 0;
-                       return nvml->clock(handle, kMultiprocessorClock, &now) == 0 ? static_cast<double>(now) : 0.0;
+                       if (nvml->clock(handle, kMultiprocessorClock, &now) != 0) return std::nullopt;
+                       return static_cast<double>(now);
                      },
                      .limit = static_cast<double>(milliwatts) * 1e-3},
           {}};

@@ -51,13 +51,14 @@ TEST(FitPower, finds_the_law_behind_the_readings) {
   EXPECT_NEAR(p->peak, 930, 1);
   EXPECT_NEAR(p->exponent, 0.9, 0.02) << "attention alone tells it";
   ASSERT_EQ(p->samples.size(), 3u);
+  const PowerSample &sum = p->samples[0], &attention = p->samples[1], &products = p->samples[2];   // by key
   // Bytes of the sum: 3 x 16384 x 4096 x 2 over 4e12 B/s.
   const double traffic = 3.0 * 16384 * 4096 * 2 / 4e12, memory = 0.05 / traffic;
-  EXPECT_NEAR(p->samples[2].watts, memory, 0.01 * memory);
+  EXPECT_NEAR(sum.watts, memory, 0.01 * memory);
   const double compute = 2.0 * 8192 * 4096 * 4096 / 1e15, bytes = 2.0 * (2 * 8192.0 * 4096 + 4096.0 * 4096) / 4e12;
-  EXPECT_NEAR(p->samples[0].watts, (0.44 - memory * bytes) / compute, 0.03 * p->samples[0].watts);
-  EXPECT_NEAR(p->samples[0].clock_share, 0.8, 0.05);
-  EXPECT_NEAR(p->samples[1].clock_share, 1, 0.05);
+  EXPECT_NEAR(products.watts, (0.44 - memory * bytes) / compute, 0.03 * products.watts);
+  EXPECT_NEAR(products.clock_share, 0.8, 0.05);
+  EXPECT_NEAR(attention.clock_share, 1, 0.05);
   // A second run adds to the first and leaves its constants.
   PowerReadings more{.idle = 200, .boost = 1500, .calls = {shown(law, kSmaller, {.seconds = 6e-5, .joules = 0.04, .clock_share = 0.5})}};
   const std::optional<PowerProfile> both = fit_power(more, 500, toy(), p);
@@ -65,6 +66,26 @@ TEST(FitPower, finds_the_law_behind_the_readings) {
   EXPECT_EQ(both->samples.size(), 4u);
   EXPECT_EQ(both->limit, 700);
   EXPECT_EQ(both->idle, 120);
+}
+
+TEST(FitPower, the_order_in_which_calls_are_read_says_nothing) {
+  const PowerProfile law{.limit = 700, .peak = 930, .idle = 120, .boost = 1980, .exponent = 0.9, .samples = {}};
+  const PowerReading products = shown(law, kProducts, {.seconds = 4e-4, .joules = 0.44, .clock_share = 0.8}), attention = shown(law, kAttention, {.seconds = 3e-3, .joules = 2.1, .clock_share = 1});
+  // 500 W at the full rate of memory, and 417.
+  const PowerReading norm = shown(law, "rms_norm tokens=16384 hidden=4096 forward", {.seconds = 1e-4, .joules = 500 * 2.0 * 16384 * 4096 * 2 / 4e12, .clock_share = 0.1}), sum = shown(law, kSum, {.seconds = 1.2e-4, .joules = 0.042, .clock_share = 0.1});
+  const auto fit = [](std::vector<PowerReading> calls, const std::optional<PowerProfile>& before) { return fit_power({.idle = 120, .boost = 1980, .calls = std::move(calls)}, 700, toy(), before); };
+  const auto forth = fit({products, attention, norm, sum}, std::nullopt), back = fit({sum, norm, attention, products}, std::nullopt);
+  ASSERT_TRUE(forth && back);
+  EXPECT_EQ(*forth, *back);
+  // Read in two runs: what memory draws is known from the second on, and products are told apart from it by that.
+  const auto later = fit({sum}, fit({products, attention, norm}, std::nullopt)), earlier = fit({norm}, fit({products, attention, sum}, std::nullopt));
+  ASSERT_TRUE(later && earlier);
+  for (const auto& p : {later, earlier})
+    for (const PowerSample& s : forth->samples) {
+      const auto same = std::find_if(p->samples.begin(), p->samples.end(), [&](const PowerSample& o) { return o.key == s.key; });
+      ASSERT_NE(same, p->samples.end()) << s.key;
+      EXPECT_NEAR(same->watts, s.watts, 1e-6 * s.watts) << s.key;
+    }
 }
 
 TEST(FitPower, a_device_that_nothing_slows_has_no_section) {
@@ -111,6 +132,28 @@ TEST(ReadPower, takes_time_clock_and_power_while_a_call_repeats) {
   EXPECT_LE(r.calls[0].sustained.rate * r.calls[0].sustained.seconds, 1.001) << "no more calls than time allows";
   EXPECT_FALSE(r.calls[0].rested);
   EXPECT_FALSE(r.calls[0].share) << "nothing lowered the clock";
+}
+
+TEST(ReadPower, a_meter_that_does_not_answer_says_nothing_rather_than_zero) {
+  const auto backend = cpu_backend(CpuStorage::as_planned);
+  const auto start = std::chrono::steady_clock::now();
+  const auto counted = [&] { return 25 * std::floor(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / 0.05); };
+  const std::vector<OpCall> calls{call("add tokens=64 hidden=64 forward")};
+  // Every second question fails: a zero among the answers would be taken for steps of the counter and for a clock that stands.
+  std::atomic<int> asked = 0;
+  const PowerMeter lame{.joules = [&]() -> std::optional<double> { return asked++ % 2 == 0 ? std::nullopt : std::optional(counted()); },
+                        .clock = [&]() -> std::optional<double> { return asked++ % 3 == 0 ? std::nullopt : std::optional(2000.0); }, .limit = 700};
+  const PowerReadings some = read_power(*backend, lame, calls, [](std::size_t, std::size_t) {});
+  ASSERT_EQ(some.calls.size(), 1u);
+  EXPECT_EQ(some.boost, 2000);
+  EXPECT_NEAR(some.calls[0].sustained.watts, 500, 100);
+  EXPECT_EQ(some.calls[0].sustained.clock, 2000);
+  const PowerMeter dead{.joules = []() -> std::optional<double> { return std::nullopt; }, .clock = []() -> std::optional<double> { return std::nullopt; }, .limit = 700};
+  const PowerReadings none = read_power(*backend, dead, calls, [](std::size_t, std::size_t) {});
+  EXPECT_TRUE(none.calls.empty());
+  const PowerProfile before{.limit = 700, .peak = 930, .idle = 120, .boost = 1980, .exponent = 0.9, .samples = {{.key = kSum, .watts = 400, .clock_share = 0}}};
+  EXPECT_EQ(fit_power(none, 700, toy(), before), before) << "what was known stays";
+  EXPECT_FALSE(fit_power(none, 700, toy(), std::nullopt));
 }
 
 }  // namespace
