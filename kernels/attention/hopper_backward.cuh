@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(hopper_threads, 1)
     ptx::barrier_init(&barriers.fixed, 1);
     for (int i = 0; i < Tile::stages; ++i) {
       ptx::barrier_init(&barriers.full[0][i], 1 + 32);
-      ptx::barrier_init(&barriers.empty[0][i], 8);
+      ptx::barrier_init(&barriers.empty[0][i], 256);
     }
     ptx::fence_barrier_init();
   }
@@ -242,7 +242,6 @@ __global__ void __launch_bounds__(hopper_threads, 1)
   }
   ptx::registers_acquire<240>();
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const bool elected = lane == 0;
   const std::uint32_t k_tile = ptx::shared_address(memory) + group * group_rows * 128,
                       v_tile = ptx::shared_address(v_memory) + group * group_rows * 128;
   const std::uint32_t q_base = ptx::shared_address(q_ring), g_base = ptx::shared_address(g_ring);
@@ -280,8 +279,8 @@ __global__ void __launch_bounds__(hopper_threads, 1)
       ptx::wgmma_commit();
       ptx::wgmma_wait<1>();  // the logits, and the sums over the tile before
       ptx::wgmma_touch(z);
-      __syncwarp();  // every lane has read its row values of the tile before
-      if (elected && previous != Tile::stages) ptx::barrier_arrive(&barriers.empty[0][previous]);
+      // Every thread says that it has read its row values of the tile before: racecheck does not follow one lane that speaks for its warp.
+      if (previous != Tile::stages) ptx::barrier_arrive(&barriers.empty[0][previous]);
       if ((p.causal && key + block_rows - 1 > row) || (p.window < s.keys && row + n - 1 - key >= p.window)) {
         const int column = row + lane % 4 * 2;
 #pragma unroll
