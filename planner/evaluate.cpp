@@ -37,10 +37,11 @@ struct Sharded {
 
 }  // namespace
 
-Evaluator::Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep)
+Evaluator::Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep, bool contention)
     : shared_(new Shared{problem, outline(problem.model, problem.workload), Prices(problem.cluster.device, problem.profile, problem.runtime, load_spread(problem)),
                          Links(problem.cluster, problem.runtime, {}, problem.profile), LoadFactors(problem, only_ep), {}, {}, {}, {}, {}}) {
   Shared& s = *shared_;
+  s.contention = contention;
   std::map<std::string, std::size_t> known;
   bool before = false;
   const std::size_t layers = s.outline.kinds.size();
@@ -224,7 +225,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const Links links = links_of(shared, plan);
     Prices prices = shared.experts.of(plan);
     prices.hold(shared.clocks.of(plan));
-    apply_schedule({shared.problem, shared.outline, prices, links, shared.load}, plan, out, state_->scheduled);
+    apply_schedule({shared.problem, shared.outline, prices, links, shared.load, shared.contention ? &shared.ports : nullptr}, plan, out, state_->scheduled);
     finish(out, plan, shared.problem);
     return out;
   }
@@ -240,6 +241,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const PricedKind* kind;
     SlotMemory slot;
     double fetch, gather, reduce;
+    SlotDelays delays;
   };
   const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
     const GroupShape where = group_shape(g, par);
@@ -254,7 +256,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   std::vector<PerKind> per_kind;
   for (std::size_t i = 0; i < s.kinds.size(); ++i) {
     const SlotSharding& cut = sharded.sharding[i];
-    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), copied(Collective::from_host, cut.host_fetch), 0, 0};
+    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), copied(Collective::from_host, cut.host_fetch), 0, 0, delays_of(s.shared, plan, s.kind(i), cut)};
     v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
                collective(Collective::all_gather, moeplan::Group::expert_data_shard, cut.expert_gather);
     v.reduce = collective(Collective::all_reduce, moeplan::Group::tensor, cut.tensor_reduce) +
@@ -278,6 +280,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
                     .prefetch = plan.prefetch, .reshard = plan.reshard_after_forward, .last_stage = stage + 1 == par.pp};
     StageMemory m95 = m50;
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
+    std::vector<SlotDelays> delays;
     double once_gather = 0, once_reduce = 0;   // what crosses the network once a step
     StageTime t;
     const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
@@ -297,6 +300,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       gather.push_back(k.fetch + (problem.runtime.distributed_optimizer ? 0 : k.gather));
       reduce.push_back(problem.runtime.reduce_once ? 0 : k.reduce);
       none.push_back(0);
+      delays.push_back(k.delays);
       t.forward += k.kind->time50.forward.compute.value;
       t.backward += k.kind->time50.backward.compute.value;
       t.recompute += k.kind->time50.backward.recompute.value;
@@ -334,9 +338,28 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       to.backward_again.push_back(same ? to.backward.back() : walk_stage(reversed(bc), reversed(gather), reversed(reduce), plan.prefetch).total);
       return f.exposed + b.exposed;
     };
+    /// What links shared with them add, every slot but a pass's first alike (sim/cost/contention.hpp), as shares of the passes at the median.
+    const bool ahead = plan.prefetch > 0;
+    double late_forward = 0, late_gathered = 0, late_reduced = 0;
+    for (std::size_t i = 0; i < delays.size(); ++i) {
+      if (i > 0 && ahead) late_forward += delays[i].forward;
+      if (i + 1 < delays.size()) late_gathered += delays[i].backward, late_reduced += delays[i].reduced;
+    }
     t.weight = add(passes50, fc50, bc50);
-    stage_times.push_back(t);
     add(passes95, fc95, bc95);
+    const double late_backward = ahead && plan.reshard_after_forward ? late_gathered : late_reduced, late_again = ahead ? late_gathered : late_reduced;
+    const auto stretch = [](std::vector<double>& at50, std::vector<double>& at95, double late) {
+      if (late <= 0 || at50.back() <= 0) return;
+      const double times = 1 + late / at50.back();
+      at50.back() *= times, at95.back() *= times;
+    };
+    const bool same = plan.reshard_after_forward || par.pp == 1;
+    stretch(passes50.forward, passes95.forward, late_forward);
+    stretch(passes50.backward, passes95.backward, late_backward);
+    stretch(passes50.forward_again, passes95.forward_again, same ? late_forward : 0);
+    stretch(passes50.backward_again, passes95.backward_again, same ? late_backward : late_again);
+    t.weight += late_forward + late_backward;
+    stage_times.push_back(t);
     // The optimizer reads and writes parameter, gradient and moments once: priced as the operator over this rank's trained elements.
     // States in host memory stream in and out beside it.
     const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.price(optimizer_call(m50.state, problem.workload.optimizer)).median.value : 0.0;

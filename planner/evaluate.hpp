@@ -9,6 +9,7 @@
 #include "planner/planner.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/collectives.hpp"
+#include "sim/cost/contention.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/program/program.hpp"
 #include "sim/program/routed_rows.hpp"
@@ -37,6 +38,7 @@ struct PricedKind {
   double more = 1;
   BlockTime time50, time95;
   PassSpread forward_spread, backward_spread, weight_spread;
+  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, where links are shared
 };
 
 /// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
@@ -51,8 +53,9 @@ struct PricedKind {
 /// What all candidates of a problem share. Built once, read from any thread.
 class Evaluator {
  public:
-  /// `only_ep`: the expert degree of all plans that will be priced, where it is one.
-  explicit Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep = {});
+  /// `only_ep`: the expert degree of all plans that will be priced, where it is one. `contention`: whether passes and the weights that are gathered and
+  /// reduced beside them share links (sim/cost/contention.hpp), or each has them to itself.
+  explicit Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep = {}, bool contention = true);
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;
   Evaluator& operator=(const Evaluator&) = delete;

@@ -52,8 +52,8 @@ void add_intervals(Forecast& out, const Evaluator& shared, Evaluator::Group& gro
   add_intervals(out, step, shared.shared().problem);
 }
 
-Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops) {
-  Evaluator shared(problem, full_attention_flops, plan.parallelism.ep);
+Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops, bool contention) {
+  Evaluator shared(problem, full_attention_flops, plan.parallelism.ep, contention);
   shared.prepare(plan);
   Evaluator::Group group(shared, plan);
   Forecast out = group.forecast(plan);

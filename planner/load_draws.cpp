@@ -122,6 +122,7 @@ class Draws {
     std::vector<Turn> turns;
     std::vector<std::vector<Instance>> issued;   ///< per turn
     std::vector<double> gather, reduce;          ///< per slot
+    std::vector<SlotDelays> late;                ///< per slot, at the balanced load
     std::vector<const KindCurve*> kinds;
     std::vector<std::int64_t> moe;               ///< per slot: place among the MoE layers; -1
     double optimizer = 0;
@@ -172,6 +173,19 @@ class Draws {
     return k;
   }
 
+  /// What links shared with gathers and reductions add to a kind's passes.
+  [[nodiscard]] SlotDelays late(const KindCurve& k, const SlotSharding& cut) const {
+    const Block& block = k.blocks[k.routed ? 1 : 0];
+    const BlockTime& took = k.time[k.routed ? 1 : 0];
+    const auto moved = [&](const std::vector<BlockNode>& nodes, const PassTime& pass) {
+      std::vector<double> seconds;
+      for (const BlockNode& n : nodes) seconds.push_back(std::holds_alternative<CommCall>(n.call) ? price(n, 1.0).median.value : 0);
+      return transfers(nodes, seconds, pass, links_, plan_.parallelism);
+    };
+    return slot_delays(took.forward.total.value, took.backward.total.value,
+                       slot_crossings(problem_.runtime, ports_, links_, plan_.parallelism, cut, moved(block.forward, took.forward), moved(block.backward, took.backward)));
+  }
+
   void lower_stages() {
     const Parallelism& par = plan_.parallelism;
     const auto layers = static_cast<std::int32_t>(problem_.model.layers.size());
@@ -198,6 +212,7 @@ class Draws {
                              collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
                              collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
                              collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard)));
+          s.late.push_back(late(k, cut));
           s.kinds.push_back(&k);
           s.moe.push_back(k.routed ? routing_.moe_of[index(layer)] : -1);
           slots.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.reduces(), .backward = !block.backward.empty(),
@@ -305,7 +320,7 @@ class Draws {
       const auto factor = [&](std::int32_t slot, std::int32_t j) { return s.moe[index(slot)] < 0 ? 1.0 : busiest[index(s.moe[index(slot)] * distinct_ + j % distinct_)]; };
       now = turn_time(
           s.issued[k], [&](const Instance& x) { return pass(s, x, factor); }, [&](std::int32_t slot) { return s.gather[index(slot)]; },
-          [&](std::int32_t slot) { return s.reduce[index(slot)]; });
+          [&](std::int32_t slot) { return s.reduce[index(slot)]; }, [&](const Instance& x, bool gathered) { return late_of(s.late[index(x.slot)], x.phase, gathered && plan_.prefetch > 0); });
       return now;
     });
   }
@@ -356,6 +371,7 @@ class Draws {
   Routing routing_;
   Prices prices_;
   Links links_;
+  Ports ports_{problem_.cluster};
   ModelOutline outline_;
   ExpertExchange served_;
   std::int64_t ranks_ = 1, distinct_ = 1;

@@ -132,6 +132,13 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.forward_spread = spread_of(priced.first(k.block.forward.size()));
   k.backward_spread = spread_of(priced.subspan(k.block.forward.size(), k.block.backward.size()));
   k.weight_spread = spread_of(priced.subspan(k.block.forward.size() + k.block.backward.size()));
+  if (shared.contention) {
+    std::vector<double> seconds;
+    for (const auto& [what, e] : seen) seconds.push_back(e.median.value);
+    const std::span<const double> all(seconds);
+    k.forward_transfers = transfers(k.block.forward, all.first(k.block.forward.size()), k.time50.forward, setting.links, plan.parallelism);
+    k.backward_transfers = transfers(k.block.backward, all.subspan(k.block.forward.size(), k.block.backward.size()), k.time50.backward, setting.links, plan.parallelism);
+  }
   k.time95 = k.time50;
   if (!k.routed || load.p95.step == load.p50.step) return;
   // Of the calls those on rows and the exchange itself take another time.
@@ -148,6 +155,11 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
       return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step, copied) : seen[i].second;
     });
   });
+}
+
+SlotDelays delays_of(const Evaluator::Shared& shared, const Plan& plan, const PricedKind& k, const SlotSharding& cut) {
+  if (!shared.contention || (k.forward_transfers.empty() && k.backward_transfers.empty())) return {};
+  return slot_delays(k.time50.forward.total.value, k.time50.backward.total.value, slot_crossings(shared.problem.runtime, shared.ports, shared.links, plan.parallelism, cut, k.forward_transfers, k.backward_transfers));
 }
 
 Block block_at(const PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, std::size_t id, double scale) {

@@ -22,13 +22,14 @@ struct SlotTime {
   const Block* block = nullptr;
   BlockTime time;
   double gather = 0, reduce = 0;
+  SlotDelays late;
 };
 
 /// One load level of one stage.
 class StageClock {
  public:
   StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price, const Prices& prices)
-      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price), prices_(prices) {}
+      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price), prices_(prices), ahead_(plan.prefetch > 0) {}
 
   const TurnTime& time(const Turn& t) {
     const auto [it, fresh] = known_.try_emplace({t.kind, t.chunk, t.forward_chunk, issuer_.gathered()});
@@ -56,13 +57,15 @@ class StageClock {
           const BlockTime& t = slots_[index(x.slot)].time;
           return x.phase == Phase::forward_backward ? pair(x.forward_slot, x.slot) : x.phase == Phase::forward ? t.forward : x.phase == Phase::backward ? t.backward : t.weight_backward;
         },
-        [&](std::int32_t s) { return slots_[index(s)].gather; }, [&](std::int32_t s) { return slots_[index(s)].reduce; });
+        [&](std::int32_t s) { return slots_[index(s)].gather; }, [&](std::int32_t s) { return slots_[index(s)].reduce; },
+        [&](const Instance& x, bool gathered) { return late_of(slots_[index(x.slot)].late, x.phase, gathered && ahead_); });
   }
 
   std::vector<SlotTime> slots_;
   Issuer issuer_;
   const PriceCall& price_;
   const Prices& prices_;
+  bool ahead_;
   std::map<std::tuple<Turn::Kind, std::int32_t, std::int32_t, std::vector<bool>>, std::pair<TurnTime, std::vector<bool>>> known_;
   std::map<std::pair<const Block*, const Block*>, PassTime> pairs_;
 };
@@ -74,6 +77,7 @@ struct LoweredKind {
   Block buffers50, buffers95;          ///< of the memory
   std::array<Bytes, kMemoryCategories> kept{}, put_off{};   ///< at the balanced load
   BlockTime took50, took95;
+  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, where links are shared
 };
 
 }  // namespace
@@ -192,6 +196,12 @@ class Scheduled {
     k->put_off = balanced.put_off;
     k->took50 = block_time(k->time50, c_.prices, price50_);
     k->took95 = block_time(k->time95, c_.prices, price95_);
+    const auto moved = [&](const std::vector<BlockNode>& nodes, const PassTime& took) {
+      std::vector<double> seconds;
+      for (const BlockNode& n : nodes) seconds.push_back(std::holds_alternative<CommCall>(n.call) ? price50_(n).median.value : 0);
+      return transfers(nodes, seconds, took, c_.links, plan_.parallelism);
+    };
+    if (c_.ports) k->forward_transfers = moved(k->time50.forward, k->took50.forward), k->backward_transfers = moved(k->time50.backward, k->took50.backward);
     return *k;
   }
 
@@ -200,6 +210,7 @@ class Scheduled {
     SlotSharding cut;
     StateBytes state;
     double gather = 0, reduce = 0, once_gather = 0, once_reduce = 0;
+    SlotDelays late50{}, late95{};
   };
   const Sharding& sharding(const LoweredKind& k) {
     const auto [it, fresh] = sharding_.try_emplace(&k);
@@ -218,6 +229,11 @@ class Scheduled {
     (runtime.distributed_optimizer ? s.once_gather : s.gather) = together;
     (runtime.reduce_once ? s.once_reduce : s.reduce) = summed;
     s.gather += copied(s.cut.host_fetch);
+    if (!c_.ports || (k.forward_transfers.empty() && k.backward_transfers.empty())) return s;
+    const double forward = k.took50.forward.total.value, backward = k.took50.backward.total.value;
+    s.late50 = slot_delays(forward, backward, slot_crossings(runtime, *c_.ports, c_.links, par, s.cut, k.forward_transfers, k.backward_transfers));
+    const double more_forward = forward > 0 ? k.took95.forward.total.value / forward : 0, more_backward = backward > 0 ? k.took95.backward.total.value / backward : 0;
+    s.late95 = {s.late50.forward * more_forward, s.late50.backward * more_backward, s.late50.reduced * more_backward};
     return s;
   }
 
@@ -257,10 +273,10 @@ class Scheduled {
 
   void add_slot(Stage& s, std::int32_t layer, int chunk, const FactorBand& load) {
     const LoweredKind& k = kind(layer);
-    const auto& [cut, state, gather, reduce, once_gather, once_reduce] = sharding(k);
+    const auto& [cut, state, gather, reduce, once_gather, once_reduce, late50, late95] = sharding(k);
     s.kinds.push_back(&k);
-    s.time50.push_back({&k.time50, k.took50, gather, reduce});
-    s.time95.push_back({&k.time95, k.took95, gather, reduce});
+    s.time50.push_back({&k.time50, k.took50, gather, reduce, late50});
+    s.time95.push_back({&k.time95, k.took95, gather, reduce, late95});
     s.issue.push_back({.gathers = cut.gathered.value > 0, .reduces = cut.reduces(), .backward = !k.time50.backward.empty(),
                        .weight_backward = !k.time50.weight_backward.empty()});
     SlotMemory m50 = with_passes(slot_memory(k.time50, cut), k.memory50), m95 = with_passes(slot_memory(k.time95, cut), k.memory95);
@@ -332,80 +348,6 @@ class Scheduled {
 };
 
 }  // namespace
-
-TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t)>& gather,
-                   const std::function<double(std::int32_t)>& reduce) {
-  TurnTime out;
-  double main = 0, lane = 0, reduced = 0;
-  std::vector<double> done(issued.size(), 0);
-  for (std::size_t i = 0; i < issued.size(); ++i) {
-    const Instance& x = issued[i];
-    double ready = 0;
-    for (const std::int32_t a : x.after) ready = std::max(ready, done[index(a)]);
-    switch (x.phase) {
-      case Phase::gather:
-        if (const double g = gather(x.slot); g > 0) done[i] = lane = std::max(lane, main) + g;
-        break;
-      case Phase::reduce:
-        if (const double r = reduce(x.slot); r > 0) done[i] = lane = reduced = std::max(lane, ready) + r;
-        break;
-      case Phase::forward: case Phase::backward: case Phase::weight_backward: case Phase::forward_backward: {
-        const PassTime took = pass(x);
-        done[i] = main = std::max(main, ready) + took.total.value;
-        out.blocks += took.total.value;
-        out.exposed += took.exposed.value;
-        break;
-      }
-      case Phase::send_receive:
-        if (x.sent.value > 0 && x.with_next) out.forward_done = ready;
-        if (x.sent.value > 0 && !x.with_next) out.backward_done = std::max(ready, reduced);
-        break;
-      default: break;
-    }
-  }
-  out.duration = std::max(main, lane);
-  return out;
-}
-
-double turns_seconds(const std::vector<std::vector<Turn>>& stages, int chunks, double exchange, const std::function<const TurnTime&(std::size_t, std::size_t)>& time) {
-  const std::size_t p = stages.size(), v = static_cast<std::size_t>(chunks);
-  std::int32_t m = 0;
-  for (const Turn& t : stages[0]) m = std::max({m, t.micro_batch + 1, t.forward_micro_batch + 1});
-  const auto at = [&](std::size_t virtual_stage, std::int32_t j) { return virtual_stage * static_cast<std::size_t>(m) + index(j); };
-  std::vector<double> forward(p * v * static_cast<std::size_t>(m), -1), backward = forward, now(p, 0);
-  std::vector<std::size_t> next(p, 0);
-  const auto sent = [&](const std::vector<double>& done, std::size_t virtual_stage, std::int32_t j) { return done[at(virtual_stage, j)] < 0 ? -1 : done[at(virtual_stage, j)] + exchange; };
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (std::size_t s = 0; s < p; ++s) {
-      for (; next[s] < stages[s].size(); ++next[s]) {
-        const Turn& t = stages[s][next[s]];
-        const bool both = t.kind == Turn::Kind::both, goes_forward = both || t.kind == Turn::Kind::forward, goes_back = both || t.kind == Turn::Kind::backward;
-        const std::size_t f = index(both ? t.forward_chunk : t.chunk) * p + s, b = index(t.chunk) * p + s;
-        const std::int32_t fj = both ? t.forward_micro_batch : t.micro_batch;
-        double ready = now[s];
-        if (goes_forward && f > 0) {
-          const double there = sent(forward, f - 1, fj);
-          if (there < 0) break;
-          ready = std::max(ready, there);
-        }
-        if (goes_back && b + 1 < p * v) {
-          const double there = sent(backward, b + 1, t.micro_batch);
-          if (there < 0) break;
-          ready = std::max(ready, there);
-        }
-        const TurnTime& took = time(s, next[s]);
-        if (goes_forward) forward[at(f, fj)] = ready + took.forward_done;
-        if (goes_back) backward[at(b, t.micro_batch)] = ready + took.backward_done;
-        now[s] = ready + took.duration;
-        moved = true;
-      }
-    }
-  }
-  for (std::size_t s = 0; s < p; ++s)
-    if (next[s] < stages[s].size()) throw std::logic_error("stage " + std::to_string(s) + " waits in its turn " + std::to_string(next[s]) + " for a message that never comes");
-  return *std::max_element(now.begin(), now.end());
-}
 
 void apply_schedule(const ScheduledContext& context, const Plan& plan, Forecast& out, std::shared_ptr<ScheduledKinds>& kinds) {
   if (!kinds || kinds->split != splits_backward(plan)) {

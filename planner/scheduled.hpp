@@ -9,6 +9,7 @@
 #include "planner/load_factors.hpp"
 #include "sim/cost/block_time.hpp"
 #include "sim/cost/collectives.hpp"
+#include "sim/cost/contention.hpp"
 #include "sim/cost/price.hpp"
 #include "sim/program/program.hpp"
 
@@ -23,9 +24,15 @@ struct TurnTime {
 };
 
 /// Walks what one turn issues over the compute and the data lane. `pass` gives the time of a pass of blocks, `gather` and `reduce` the
-/// seconds of a slot's collectives.
+/// seconds of a slot's collectives, `late` what links shared with them add to a pass but the first (sim/cost/contention.hpp), given whether its
+/// weights were gathered in this turn.
 [[nodiscard]] TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t slot)>& gather,
-                                 const std::function<double(std::int32_t slot)>& reduce);
+                                 const std::function<double(std::int32_t slot)>& reduce, const std::function<double(const Instance&, bool gathered)>& late = {});
+
+/// Of a slot's delays the one of a pass, beside gathers or none.
+[[nodiscard]] inline double late_of(const SlotDelays& late, Phase phase, bool gathers) {
+  return phase == Phase::forward ? (gathers ? late.forward : 0) : phase == Phase::backward ? (gathers ? late.backward : late.reduced) : 0;
+}
 
 /// Step time from every stage's turns. `time(stage, position)` is asked once per turn, in order within a stage. `exchange`: of one
 /// message. The orders fit each other (throws std::logic_error if a stage waits for what never comes).
@@ -39,6 +46,7 @@ struct ScheduledContext {
   const Prices& prices;
   const Links& links;
   const LoadFactors& load;
+  const Ports* ports = nullptr;   ///< where links are shared
 };
 
 /// Layer kinds as schedules other than 1F1B see them, lowered and priced.

@@ -119,6 +119,7 @@ void GroupScorer::price_times() {
     kinds_[id].busy = busy(k.time50.forward, k.time95.forward, k.forward_spread) + busy(k.time50.backward, k.time95.backward, k.backward_spread) +
                       busy(k.time50.weight_backward, k.time95.weight_backward, k.weight_spread);
     slots_[id].forward = kinds_[id].forward, slots_[id].backward = kinds_[id].backward;
+    moves_ = moves_ || !k.forward_transfers.empty() || !k.backward_transfers.empty();
     whole_.full += (kinds_[id].forward + kinds_[id].backward + kinds_[id].weight) * static_cast<double>(counts_[id]);
     whole_.busy += kinds_[id].busy * static_cast<double>(counts_[id]);
   }
@@ -131,6 +132,14 @@ void GroupScorer::prepare_times(std::size_t stages) {
   price_times();
   const ShardStages& s = table_.stages[stages];
   for (const std::vector<SlotRun>& runs : s.split.classes) {
+    t.counts.emplace_back();
+    for (const SlotRun& run : runs) {
+      const auto kind = static_cast<std::size_t>(run.kind);
+      if (priced_[kind]->forward_transfers.empty() && priced_[kind]->backward_transfers.empty()) continue;
+      const auto known = std::find_if(t.counts.back().begin(), t.counts.back().end(), [&](const auto& each) { return each.first == kind; });
+      if (known == t.counts.back().end()) t.counts.back().emplace_back(kind, run.count);
+      else known->second += run.count;
+    }
     t.sums.emplace_back();
     if (s.virtual_stages == 1 && runs.size() > kFewRuns) t.sums.back().emplace(runs, slots_, table_.weight_of);
   }
@@ -217,7 +226,7 @@ std::int64_t GroupScorer::stage_states(const Choice& c, std::size_t stage) const
 /// The runtime's context and communicators.
 std::int64_t GroupScorer::runtime_bytes(const Choice& c) const {
   const ShardStages& s = table_.stages[c.stages];
-  const std::array here{s.pp, s.dense[c.dense].shard, s.expert[c.expert].shard};
+  const Degrees here{s.pp, s.dense[c.dense].shard, s.expert[c.expert].shard};
   if (runtime_of_ != here) {
     runtime_of_ = here;
     Parallelism p = block_.parallelism;
@@ -294,7 +303,7 @@ Four GroupScorer::step(const Choice& c) {
   const ShardStages& s = table_.stages[c.stages];
   const bool same = c.reshard || s.pp == 1;
   classes_.resize(s.split.classes.size());
-  if (const std::array here{c.stages, c.dense, c.expert}; known_of_ != here) {
+  if (const Layout here{c.stages, c.dense, c.expert}; known_of_ != here) {
     known_of_ = here;
     if (known_.size() < classes_.size()) known_.resize(classes_.size());
     for (std::size_t i = 0; i < classes_.size(); ++i) known_[i].clear();
@@ -303,26 +312,31 @@ Four GroupScorer::step(const Choice& c) {
   for (std::size_t i = 0; i < classes_.size(); ++i) {
     const bool last = i == s.split.stages.back().runs;
     StageSeconds& t = classes_[i];
-    t.forward = pass(c.stages, i, false, {.prefetch = c.prefetch});
-    t.backward = pass(c.stages, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
-    t.forward_again = same ? t.forward : pass(c.stages, i, false, {.gathers = false, .prefetch = c.prefetch});
-    t.backward_again = same ? t.backward : pass(c.stages, i, true, {.prefetch = c.prefetch});
+    t.forward = pass(c, i, false, {.prefetch = c.prefetch});
+    t.backward = pass(c, i, true, {.gathers = c.reshard, .first_is_there = last, .prefetch = c.prefetch});
+    t.forward_again = same ? t.forward : pass(c, i, false, {.gathers = false, .prefetch = c.prefetch});
+    t.backward_again = same ? t.backward : pass(c, i, true, {.prefetch = c.prefetch});
   }
   stages_.resize(s.split.stages.size());
   for (std::size_t i = 0; i < stages_.size(); ++i) stages_[i] = classes_[s.split.stages[i].runs];
   return pipeline_step(stages_, stage_[c.stages].exchange, micro_batches_[c.stages], room_) + after_passes(c);
 }
 
-Four GroupScorer::pass(std::size_t stages, std::size_t of_class, bool backward, PassOptions o) {
+Four GroupScorer::pass(const Choice& c, std::size_t of_class, bool backward, PassOptions o) {
   if (!o.gathers) o.first_is_there = false, o.prefetch = 0;
   for (const KnownPass& k : known_[of_class])
     if (k.backward == backward && k.gathers == o.gathers && k.first_is_there == o.first_is_there && k.prefetch == o.prefetch) return k.seconds;
   std::optional<Four> seconds;
-  if (const std::optional<PassSums>& sums = stage_[stages].sums[of_class]) seconds = backward ? sums->backward(weights_, o) : sums->forward(weights_, o);
+  if (const std::optional<PassSums>& sums = stage_[c.stages].sums[of_class]) seconds = backward ? sums->backward(weights_, o) : sums->forward(weights_, o);
   if (!seconds) {
     fill_slots();
-    const std::vector<SlotRun>& runs = table_.stages[stages].split.classes[of_class];
+    const std::vector<SlotRun>& runs = table_.stages[c.stages].split.classes[of_class];
     seconds = backward ? backward_seconds(runs, slots_, o) : forward_seconds(runs, slots_, o);
+  }
+  if (moves_ && seconds->v[0] > 0) {
+    const bool gathers = o.gathers && c.prefetch > 0;
+    const SlotDelays& each = late(c)[of_class];
+    if (const double more = backward ? (gathers ? each.backward : each.reduced) : gathers ? each.forward : 0; more > 0) seconds = *seconds * (1 + more / seconds->v[0]);
   }
   known_[of_class].push_back({backward, o.gathers, o.first_is_there, o.prefetch, *seconds});
   return *seconds;
@@ -331,7 +345,7 @@ Four GroupScorer::pass(std::size_t stages, std::size_t of_class, bool backward, 
 /// The gathers and reductions of a layout beside the passes as they are timed.
 void GroupScorer::set_weights(const Choice& c) {
   const ShardPrices &dense = *table_.stages[c.stages].dense[c.dense].prices, &expert = *table_.stages[c.stages].expert[c.expert].prices;
-  if (slots_of_ == std::array{&dense, &expert}) return;
+  if (slots_of_ == Halves{&dense, &expert}) return;
   slots_of_ = {&dense, &expert};
   slots_current_ = false;
   const bool fetched = offloads_weights(block_.offload);

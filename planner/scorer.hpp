@@ -109,6 +109,8 @@ class GroupScorer {
     std::vector<std::vector<TurnSlot>> slots;                 ///< per stage, for other schedules than 1F1B
     std::vector<std::vector<TurnChunk>> chunks;
     std::vector<std::optional<PassSums>> sums;                ///< per class, where its runs are many
+    std::vector<std::vector<std::pair<std::size_t, double>>> counts;   ///< per class: slots of each kind that moves anything
+    std::vector<std::vector<SlotDelays>> late;                ///< dense x expert, once asked for: per class, what links shared with the weights add to its passes
     std::vector<Load> loads;                                  ///< per stage
     std::optional<std::array<std::size_t, 2>> loads_of;       ///< dense, expert: whose gathers they have
     bool ready = false, timed = false;
@@ -147,8 +149,11 @@ class GroupScorer {
   [[nodiscard]] Four after_passes(const Choice& c);
   void set_weights(const Choice& c);
   void fill_slots();
+  [[nodiscard]] const std::vector<SlotCrossings>& crossings(const ShardPrices& prices);
+  const std::vector<SlotDelays>& delays(const Choice& c);
+  [[nodiscard]] const std::vector<SlotDelays>& late(const Choice& c);
   void set_slots(const Choice& c);
-  [[nodiscard]] Four pass(std::size_t stages, std::size_t of_class, bool backward, PassOptions options);
+  [[nodiscard]] Four pass(const Choice& c, std::size_t of_class, bool backward, PassOptions options);
   [[nodiscard]] std::int64_t transient(const Choice& c, std::size_t stage, bool p95) const;
 
   const Evaluator::Shared& shared_;
@@ -176,10 +181,26 @@ class GroupScorer {
     Four seconds;
   };
   std::vector<std::vector<KnownPass>> known_;   ///< per class
-  std::optional<std::array<std::size_t, 3>> known_of_;   ///< stages, dense, expert
-  std::array<const ShardPrices*, 2> slots_of_{}, whole_of_{};   ///< whose gathers `weights_` and `whole_` have
-  mutable std::optional<std::array<int, 3>> runtime_of_;   ///< stages, dense and expert shards that `runtime_bytes_` is of
+  /// Compared field by field: an array's comparison is a call.
+  struct Layout {
+    std::size_t stages, dense, expert;
+    bool operator==(const Layout&) const = default;
+  };
+  struct Degrees {
+    int stages, dense, expert;
+    bool operator==(const Degrees&) const = default;
+  };
+  struct Halves {
+    const ShardPrices *dense = nullptr, *expert = nullptr;
+    bool operator==(const Halves&) const = default;
+  };
+  std::optional<Layout> known_of_;
+  Halves slots_of_, whole_of_, delays_of_;                  ///< whose gathers `weights_`, `whole_` and `delays_` have
+  mutable std::optional<Degrees> runtime_of_;               ///< shards that `runtime_bytes_` is of
   mutable std::int64_t runtime_bytes_ = 0;
+  std::map<const ShardPrices*, std::vector<SlotCrossings>> crossings_;   ///< per kind, of either half
+  std::vector<SlotDelays> delays_;                          ///< per kind; empty where nothing meets
+  bool moves_ = false;                                      ///< some kind's passes move anything
   PipelineRoom room_;
   OptimizerPrices optimizer_;
   std::vector<TurnKind> turn_kinds_;

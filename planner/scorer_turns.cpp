@@ -70,6 +70,14 @@ void GroupScorer::turn_kinds(const Choice& c) {
                       .forward_peak = {price.forward50, price.forward95}, .backward_peak = {price.backward50, price.backward95}, .weight_peak = {held.weight50.peak().value, held.weight95.peak().value},
                       .gathered = dense.gathered[k] + expert.gathered[k], .carried_gradients = price.carried_gradients, .unreduced = price.unreduced};
   }
+  if (timed_ && moves_) {
+    const std::vector<SlotDelays>& late = delays(c);
+    const auto lanes = [](const Four& pass, double seconds) { return pass.median() > 0 ? pass * (seconds / pass.median()) : Four{}; };
+    for (std::size_t k = 0; k < late.size(); ++k) {
+      turn_kinds_[k].late_forward = lanes(kinds_[k].forward, late[k].forward);
+      turn_kinds_[k].late_backward = lanes(kinds_[k].backward, late[k].backward), turn_kinds_[k].late_reduced = lanes(kinds_[k].backward, late[k].reduced);
+    }
+  }
   pair_of_ = [this](std::size_t f, std::size_t b, PairPart part) -> const PairPrice& { return pair(f, b, part); };
 }
 

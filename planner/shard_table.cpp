@@ -32,6 +32,7 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
     if (where.size <= 1 || payload.value == 0) return {};
     return four(shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0));
   };
+  const auto moved = [&](Collective c, Group g, Bytes payload) { return transfer({.collective = c, .group = g, .payload = payload}, shared.links, par); };
   const int degree = expert ? par.expert_shard : par.dp_shard * par.cp;
   ShardPrices out;
   const Runtime& runtime = shared.problem.runtime;
@@ -45,6 +46,8 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
     const auto known = static_cast<std::size_t>(std::find(priced.begin(), priced.end(), what) - priced.begin());
     if (known < priced.size()) {
       for (std::vector<Four>* list : {&out.gather, &out.reduce, &out.once_gather, &out.once_reduce}) list->push_back(Four{(*list)[known]});
+      out.gathers.push_back(Transfer{out.gathers[known]});
+      out.reductions.push_back(std::array<Transfer, 3>{out.reductions[known]});
     } else {
       const Bytes rest{reduced.value / std::max(1, degree)};
       const Four together = collective(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, gathered);
@@ -55,6 +58,11 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
       out.once_gather.push_back(runtime.distributed_optimizer ? together : Four{});
       out.reduce.push_back(runtime.reduce_once ? Four{} : summed);
       out.once_reduce.push_back(runtime.reduce_once ? summed : Four{});
+      out.gathers.push_back(runtime.distributed_optimizer || !shared.contention ? Transfer{} : moved(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, gathered));
+      out.reductions.emplace_back();
+      if (!runtime.reduce_once && shared.contention)
+        out.reductions.back() = {moved(Collective::all_reduce, Group::tensor, cut.tensor_reduce), moved(Collective::reduce_scatter, expert ? Group::expert_data_shard : Group::data_shard, reduced),
+                                 moved(Collective::all_reduce, expert ? Group::expert_data_replicate : Group::data_replicate, rest)};
     }
     priced.push_back(what);
     out.reduces.push_back(cut.reduces());

@@ -14,6 +14,8 @@ namespace moeplan {
 struct ShardPrices {
   std::vector<Four> gather, reduce;             ///< seconds a pass
   std::vector<Four> once_gather, once_reduce;   ///< seconds that cross the network once a step instead
+  std::vector<Transfer> gathers;                ///< of `gather` and `reduce` at the median, with their bytes
+  std::vector<std::array<Transfer, 3>> reductions;
   std::vector<std::int64_t> host_fetch;         ///< bytes a pass that come from the host, in one copy with the other half's
   std::vector<std::int64_t> gathered;           ///< bytes while it runs
   std::vector<bool> reduces;                    ///< something is summed over ranks

@@ -15,7 +15,8 @@ std::uint32_t code(const Turn& t) { return (static_cast<std::uint32_t>(t.kind) <
 /// A turn on the compute and the data lane.
 struct StageTurns::Clock {
   StageTurns& of;
-  Four main{}, lane{}, reduced{};
+  Four main{}, lane{}, reduced{}, late{};
+  bool first = true;                       ///< of the turn's slots
   TurnTimes times{};
 
   void gather(std::int32_t s) {
@@ -24,9 +25,19 @@ struct StageTurns::Clock {
     if (const Four& g = of.kind(s).gather; g.v[0] > 0) ready = lane = max(lane, main) + g;
   }
   void release(std::int32_t s) { of.ready_[at(s)] = {}; }
-  void run(std::int32_t s, const Four& seconds) { main = max(main, of.ready_[at(s)]) + seconds; }
-  void forward(const TurnChunk&, std::int32_t s) { run(s, of.kind(s).forward); }
-  void backward(const TurnChunk&, std::int32_t s) { run(s, of.kind(s).backward); }
+  void run(std::int32_t s, const Four& seconds) {
+    main = max(main, of.ready_[at(s)]) + seconds;
+    first = false;
+  }
+  [[nodiscard]] bool beside_gathers(std::int32_t s) const { return of.prefetch_ > 0 && of.ready_[at(s)].v[0] > 0; }
+  void forward(const TurnChunk&, std::int32_t s) {
+    if (!first && beside_gathers(s)) late += of.kind(s).late_forward;
+    run(s, of.kind(s).forward);
+  }
+  void backward(const TurnChunk&, std::int32_t s) {
+    if (!first) late += beside_gathers(s) ? of.kind(s).late_backward : of.kind(s).late_reduced;
+    run(s, of.kind(s).backward);
+  }
   void weight(std::int32_t s) { main += of.kind(s).weight; }
   void both(const TurnChunk&, std::int32_t f, const TurnChunk&, std::int32_t b) {
     main = max(main, of.ready_[at(f)]);
@@ -35,7 +46,7 @@ struct StageTurns::Clock {
   void reduce(std::int32_t s) {
     if (const Four& r = of.kind(s).reduce; r.v[0] > 0) lane = reduced = max(lane, main) + r;
   }
-  void send(bool gradients) { (gradients ? times.backward_done : times.forward_done) = gradients ? max(main, reduced) : main; }
+  void send(bool gradients) { (gradients ? times.backward_done : times.forward_done) = (gradients ? max(main, reduced) : main) + late; }
 };
 
 /// Its memory beyond what was there when it began.
@@ -177,7 +188,7 @@ const TurnTimes& StageTurns::next(const Turn& turn) {
   std::fill(ready_.begin(), ready_.end(), Four{});   // copies of earlier turns are there
   Clock clock{.of = *this};
   issue(turn, clock);
-  clock.times.duration = max(clock.main, clock.lane);
+  clock.times.duration = max(clock.main, clock.lane) + clock.late;
   known_.push_back({which, state_, state_of_copies(), clock.times});
   state_ = known_.back().after;
   return known_.back().times;

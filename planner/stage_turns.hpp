@@ -22,6 +22,7 @@ using TwoLoads = std::array<std::int64_t, 2>;
 struct TurnKind {
   Four forward, backward, weight;            ///< seconds of its passes
   Four gather, reduce;                       ///< of its collectives, each pass
+  Four late_forward{}, late_backward{}, late_reduced{};   ///< added by links shared with them (SlotDelays of sim/cost/contention.hpp)
   bool gathers = false, reduces = false;     ///< something is gathered, summed
   bool has_backward = true, has_weight = false;
   TwoLoads forward_peak{}, backward_peak{}, weight_peak{};   ///< transient bytes

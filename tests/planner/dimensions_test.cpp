@@ -101,7 +101,7 @@ TEST(Dimensions, TimeInClosedFormEqualsTheEngine) {
     plan.context_exchange = s.exchange;
     plan.state_passing = s.passing;
     const InEngine e = simulated(p, plan);
-    EXPECT_NEAR(e.seconds, forecast(p, plan).step.value, e.rounding) << s.model;
+    EXPECT_NEAR(e.seconds, forecast(p, plan, false, false).step.value, e.rounding) << s.model;
   }
 }
 

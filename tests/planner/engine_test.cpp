@@ -64,7 +64,7 @@ TEST_P(NoContention, TheEngineEqualsTheClosedForm) {
   const Problem p = problem(model, 8 * pp);
   const Plan plan = a_plan(p, {.pp = pp, .ep = 8, .dp_replicate = 8, .dp_shard = 1}, micro_batches);
   const Simulated s = simulated(p, plan);
-  EXPECT_NEAR(s.seconds(), forecast(p, plan).step.value, rounding(s));
+  EXPECT_NEAR(s.seconds(), forecast(p, plan, false, false).step.value, rounding(s));
 }
 INSTANTIATE_TEST_SUITE_P(Models, NoContention,
                          testing::Combine(testing::Values("qwen3-30b-a3b", "deepseek-v2-lite"), testing::Values(1, 2, 4), testing::Values(1, 3, 8)));
@@ -76,7 +76,7 @@ TEST(Prefetch, NothingWaitsForTheGatherOfAFrozenEmbedding) {
   for (const std::int64_t ahead : {0, 1, 2}) {
     plan.prefetch = ahead;
     const Simulated s = simulated(p, plan);
-    EXPECT_NEAR(s.seconds(), forecast(p, plan).step.value, rounding(s)) << ahead;
+    EXPECT_NEAR(s.seconds(), forecast(p, plan, false, false).step.value, rounding(s)) << ahead;
   }
 }
 
@@ -88,7 +88,7 @@ TEST_P(Sharded, TheEngineEqualsTheClosedForm) {
   const Problem p = problem(model, 16 * pp, method);
   const Plan plan = a_plan(p, {.pp = pp, .ep = 8, .dp_replicate = 2, .dp_shard = 8, .expert_shard = 2});
   const Simulated s = simulated(p, plan);
-  EXPECT_NEAR(s.seconds(), forecast(p, plan).step.value, rounding(s));
+  EXPECT_NEAR(s.seconds(), forecast(p, plan, false, false).step.value, rounding(s));
 }
 INSTANTIATE_TEST_SUITE_P(Models, Sharded,
                          testing::Combine(testing::Values("qwen3-30b-a3b", "deepseek-v3"), testing::Values(1, 2, 4), testing::Values(Training::lora, Training::full)));
@@ -100,7 +100,7 @@ TEST(Sharded, TheEngineEqualsTheClosedFormWithoutResharding) {
     Plan plan = a_plan(p, {.pp = pp, .ep = 8, .dp_replicate = 2, .dp_shard = 8, .expert_shard = 2});
     plan.reshard_after_forward = false;
     const Simulated s = simulated(p, plan);
-    EXPECT_NEAR(s.seconds(), forecast(p, plan).step.value, rounding(s)) << pp;
+    EXPECT_NEAR(s.seconds(), forecast(p, plan, false, false).step.value, rounding(s)) << pp;
   }
 }
 
@@ -109,7 +109,7 @@ TEST(Sharded, TheEngineEqualsTheClosedFormWithoutResharding) {
 TEST(Sharded, UnequalMessagesKeepTheClosedFormAboveTheEngine) {
   const Problem p = problem("kimi-k3", 64);
   const Plan plan = a_plan(p, {.pp = 4, .ep = 8, .dp_replicate = 2, .dp_shard = 8, .expert_shard = 2});
-  const double engine = simulated(p, plan).seconds(), closed = forecast(p, plan).step.value;
+  const double engine = simulated(p, plan).seconds(), closed = forecast(p, plan, false, false).step.value;
   EXPECT_LE(engine, closed);
   EXPECT_GT(engine, closed * 0.999);
 }

@@ -106,7 +106,7 @@ TEST_P(EverySchedule, ClosedFormEngineAndMemoryAgree) {
   EXPECT_EQ(verify_exchange(stages), std::vector<std::string>{});
   const Job job = make_job(folded(stages, plan.parallelism, costs), plan.parallelism);
   const Played played = play(job);
-  const Forecast f = forecast(p, plan);
+  const Forecast f = forecast(p, plan, false, false);
   EXPECT_NEAR(to_seconds(played.step).value, f.step.value, 0.5e-12 * static_cast<double>(played.events) + 1e-12 * f.step.value);
   Bytes worst{};
   for (int s = 0; s < c.pp; ++s) {

@@ -1,0 +1,82 @@
+#pragma once
+/// What a slot's pass and the gathers and reductions beside it cost each other on a device's links. The pass moves tokens between experts (and
+/// activations between tensor and context ranks) for some of its seconds, the second lane moves weights and gradients for all of its own. While
+/// both move, they share each link as the engine's flows do (sim/engine/fair_share.hpp): max-min, so that each has a speed s of its own.
+///
+/// Exchanges are taken to be spread evenly over the pass. With c the seconds of the pass alone, e those of its exchanges, l those of the
+/// second lane, a = sum of e (1 / s_e - 1) and d = sum of e (1 - s_l / s_e), a second of the pass beside the lane takes 1 + a / c and moves
+/// the lane on by 1 - d / c. So both are over after
+///     c + a l / (c - d)    where the lane is done first (l <= c - d),
+///     l + a + d            where the pass is,
+/// against max(c, l) alone. Held to the engine in tests/planner/contention_test.cpp.
+
+#include <span>
+#include <vector>
+
+#include "core/spec/plan.hpp"
+#include "sim/cost/block_time.hpp"
+#include "sim/cost/collectives.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan {
+
+/// Seconds of calls alone, and the bytes that a device puts on its link of each tier meanwhile.
+struct Transfer {
+  double seconds = 0;
+  TierBytes bytes{};
+  Transfer& operator+=(const Transfer& other);
+};
+
+/// Bytes/s that a device's link of each tier takes. As sim/engine/network.hpp: what the better of collectives and exchanges reaches; what crosses an
+/// outer network tier passes the network ports below too.
+class Ports {
+ public:
+  explicit Ports(const ClusterSpec& cluster);
+  /// Shares of their full speeds that two transfers have side by side.
+  struct Speeds {
+    double first = 1, second = 1;
+  };
+  [[nodiscard]] Speeds beside(const Transfer& first, const Transfer& second) const;
+
+ private:
+  [[nodiscard]] std::array<double, kMaxTiers> rates(const Transfer& t) const;
+  std::array<double, kMaxTiers> capacity_{};
+  std::size_t tiers_ = 0, network_ = kMaxTiers;   ///< `network_`: the innermost network tier
+};
+
+/// l a and l d of a pass and transfers beside it, s^2: they add up over transfers that follow each other.
+struct Crossing {
+  double stretch = 0, drag = 0;
+  Crossing& operator+=(const Crossing& other) { return stretch += other.stretch, drag += other.drag, *this; }
+};
+[[nodiscard]] Crossing crossing(const Ports& ports, std::span<const Transfer> pass, const Transfer& lane);
+
+/// Seconds that a pass and the lane beside it take longer than the longer of them alone.
+[[nodiscard]] double delay(double pass, double lane, const Crossing& crossing);
+
+/// Of a slot under one sharding: its gather and reduction, and what they do to its passes. Slots beside each other are taken to be alike.
+struct SlotCrossings {
+  double gather = 0, reduce = 0;   ///< seconds
+  Crossing forward, backward, reduction;   ///< gather beside forward and backward pass, reduction beside the backward pass
+  SlotCrossings& operator+=(const SlotCrossings& other);
+  [[nodiscard]] bool any() const { return forward.stretch + forward.drag + backward.stretch + backward.drag + reduction.stretch + reduction.drag > 0; }
+};
+[[nodiscard]] SlotCrossings slot_crossings(const Ports& ports, std::span<const Transfer> forward, std::span<const Transfer> backward, const Transfer& gather, std::span<const Transfer> reductions);
+
+/// The same of what a sharding moves for each pass under a runtime.
+[[nodiscard]] SlotCrossings slot_crossings(const Runtime& runtime, const Ports& ports, const Links& links, const Parallelism& parallelism, const SlotSharding& cut, std::span<const Transfer> forward,
+                                           std::span<const Transfer> backward);
+
+/// Seconds that each slot of a pass but the first adds: a forward pass that gathers, a backward pass that gathers, one that only reduces.
+struct SlotDelays {
+  double forward = 0, backward = 0, reduced = 0;
+};
+[[nodiscard]] SlotDelays slot_delays(double forward, double backward, const SlotCrossings& crossings);
+
+/// The exchanges of a pass, equal calls together. What compute hides of them anyway counts by its exposed share. `seconds`: of each node, as it was priced.
+[[nodiscard]] std::vector<Transfer> transfers(std::span<const BlockNode> nodes, std::span<const double> seconds, const PassTime& took, const Links& links, const Parallelism& parallelism);
+
+/// One call of a group, of nothing where the group is of one.
+[[nodiscard]] Transfer transfer(const CommCall& call, const Links& links, const Parallelism& parallelism);
+
+}  // namespace moeplan

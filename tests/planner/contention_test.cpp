@@ -1,0 +1,118 @@
+/// Exchanges and weights on the same links: the closed form against the engine, with contention and without.
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "planner/planner.hpp"
+#include "planner/prices.hpp"
+#include "planner/problem.hpp"
+#include "planner/space.hpp"
+#include "sim/cost/contention.hpp"
+#include "sim/engine/costs.hpp"
+#include "sim/engine/engine.hpp"
+#include "sim/engine/network.hpp"
+
+namespace moeplan {
+namespace {
+
+Problem problem(const std::string& model, std::int64_t gpus, Training method) {
+  ProblemRequest r;
+  r.model = model;
+  r.device = "h200";
+  r.gpus = gpus;
+  r.method = method;
+  r.load = "uniform";
+  return make_problem(MOEPLAN_SOURCE "/configs", r);
+}
+
+Plan a_plan(const Problem& p, Parallelism parallelism, std::int64_t micro_batches = 4) {
+  Plan plan;
+  plan.parallelism = parallelism;
+  plan.micro_batches = micro_batches;
+  plan.stage_layers = even_stages(static_cast<std::int64_t>(p.model.layers.size()), parallelism.pp);
+  plan.recompute = Recompute::full;
+  return plan;
+}
+
+double engine(const Problem& p, const Plan& plan, bool contention) {
+  const Prices prices = prices_of(p, plan);
+  const Links links(p.cluster, p.runtime, {}, p.profile);
+  const Costs costs = model_costs(prices, links, plan.parallelism);
+  std::vector<Program> stages;
+  for (int s = 0; s < plan.parallelism.pp; ++s) stages.push_back(lower(p, plan, s * plan.parallelism.stage_ranks()));
+  return to_seconds(play(make_job(folded(stages, plan.parallelism, costs), plan.parallelism), {.cluster = contention ? &p.cluster : nullptr}).step).value;
+}
+
+// Two flows of random sizes over the ports of a device: the speeds are those of the engine's network.
+TEST(Ports, TwoTransfersShareThemAsFlowsOfTheEngineDo) {
+  const Problem p = problem("qwen3-30b-a3b", 32, Training::lora);
+  const Ports ports(p.cluster);
+  std::mt19937_64 dice(7);
+  const auto uniform = [&](double most) { return most * static_cast<double>(dice() >> 11) / 9007199254740992.0; };
+  int slowed = 0;
+  for (int round = 0; round < 2000; ++round) {
+    Transfer a{.seconds = 1}, b{.seconds = 1};
+    for (std::size_t t = 0; t < p.cluster.tiers.size(); ++t) {
+      const double rate = p.cluster.tiers[t].bandwidth.value * std::max(p.cluster.tiers[t].efficiency, p.cluster.tiers[t].all_to_all_efficiency);
+      a.bytes[t] = round % 3 == 0 ? 0 : uniform(rate * 1.1), b.bytes[t] = round % 5 == 0 ? 0 : uniform(rate * 1.1);
+    }
+    FairShare links;
+    const std::vector<std::int64_t> device{0};
+    const Network network(p.cluster, device, links);
+    const auto first = links.start(network.collective(0, a.bytes, a.seconds)), second = links.start(network.collective(0, b.bytes, b.seconds));
+    const Ports::Speeds speeds = ports.beside(a, b);
+    ASSERT_NEAR(speeds.first, links.speed(first), 1e-9) << round;
+    ASSERT_NEAR(speeds.second, links.speed(second), 1e-9) << round;
+    slowed += speeds.first < 1 || speeds.second < 1;
+  }
+  EXPECT_GT(slowed, 200);
+}
+
+// One exchange that fills a NIC for 1 of a pass's 4 s, a gather that would fill it for 2: half a second of exchange falls beside the gather and takes a
+// whole one, so both are over after 4.5 s. A gather of 8 s waits for the exchange as long as it for the gather: 8 + 1.
+TEST(Delay, IsWhatMeetsTimesWhatSharingCosts) {
+  const Problem p = problem("qwen3-30b-a3b", 32, Training::lora);
+  const Ports ports(p.cluster);
+  const double nic = p.cluster.tiers[1].bandwidth.value * std::max(p.cluster.tiers[1].efficiency, p.cluster.tiers[1].all_to_all_efficiency);
+  const std::vector<Transfer> exchange{{1, {0, nic}}};
+  EXPECT_NEAR(delay(4, 2, crossing(ports, exchange, {2, {0, 2 * nic}})), 0.5, 1e-12);
+  EXPECT_NEAR(delay(4, 8, crossing(ports, exchange, {8, {0, 8 * nic}})), 1, 1e-12);
+  EXPECT_EQ(delay(4, 2, crossing(ports, exchange, {2, {0, 0.0}})), 0);
+  EXPECT_EQ(delay(4, 2, crossing(ports, std::vector<Transfer>{{1, {0, nic / 2}}}, {2, {0, nic}})), 0);   // both half a NIC
+}
+
+struct Point {
+  const char* name;
+  const char* model;
+  std::int64_t gpus;
+  Training method;
+  Parallelism parallelism;
+  double within;   ///< how far the planned stretch may be from the engine's, of the engine's
+};
+class Shared : public testing::TestWithParam<Point> {};
+
+// Expert exchanges and gathered weights over the same NICs. Alone both roads agree (tests/planner/engine_test.cpp). Shared, the engine's steps take 4 to 31 % longer; the
+// closed form knows how much of a pass exchanges, not when: where gathers are over before the first exchange begins (Qwen's frozen experts), it says too much.
+TEST_P(Shared, TheClosedFormStretchesAStepAsTheEngineDoes) {
+  const Point& at = GetParam();
+  const Problem p = problem(at.model, at.gpus, at.method);
+  const Plan plan = a_plan(p, at.parallelism);
+  const double alone = engine(p, plan, false), shared = engine(p, plan, true), planned = forecast(p, plan).step.value, planned_alone = forecast(p, plan, false, false).step.value;
+  EXPECT_NEAR(planned_alone, alone, 1e-3 * alone);
+  EXPECT_GE(planned, planned_alone);
+  EXPECT_NEAR(planned - planned_alone, shared - alone, at.within * (shared - alone) + 1e-3 * alone);
+}
+INSTANTIATE_TEST_SUITE_P(Points, Shared,
+                         testing::Values(Point{"NothingGathered", "qwen3-30b-a3b", 32, Training::lora, {.ep = 32, .dp_replicate = 32, .dp_shard = 1}, 0},
+                                         Point{"NoExchange", "qwen3-30b-a3b", 32, Training::lora, {.ep = 1, .dp_replicate = 1, .dp_shard = 32, .expert_shard = 32}, 0},
+                                         Point{"QwenTwoStages", "qwen3-30b-a3b", 32, Training::lora, {.pp = 2, .ep = 16, .dp_replicate = 1, .dp_shard = 16}, 0.1},
+                                         Point{"QwenShardedExperts", "qwen3-30b-a3b", 32, Training::lora, {.ep = 16, .dp_replicate = 1, .dp_shard = 32, .expert_shard = 2}, 0.7},
+                                         Point{"QwenFull", "qwen3-30b-a3b", 32, Training::full, {.ep = 16, .dp_replicate = 1, .dp_shard = 32, .expert_shard = 2}, 0.1},
+                                         Point{"DeepSeek", "deepseek-v3", 128, Training::lora, {.ep = 32, .dp_replicate = 1, .dp_shard = 128, .expert_shard = 4}, 0.1},
+                                         Point{"KimiTwoStages", "kimi-k3", 128, Training::lora, {.pp = 2, .tp = 2, .ep = 16, .dp_replicate = 8, .dp_shard = 4, .expert_shard = 2}, 0.1},
+                                         Point{"Kimi", "kimi-k3", 128, Training::lora, {.tp = 2, .ep = 32, .dp_replicate = 1, .dp_shard = 64, .expert_shard = 4}, 0.1}),
+                         [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace moeplan
