@@ -63,7 +63,7 @@ std::string clock_text(const Problem& problem, const Plan& plan) {
   const Prices prices = prices_of(problem, plan);
   const PowerProfile* power = prices.power();
   if (power == nullptr) return {};
-  return fmt::format("clock: {:.0f} MHz while it computes, held to {:.0f} W on average; measured at rest, at {:.0f} MHz, and longer by what follows the clock\n", *prices.clock(), power->limit, power->boost);
+  return wrapped(fmt::format("clock: {:.0f} MHz while it computes, held to {:.0f} W on average; measured at rest, at {:.0f} MHz, and longer by what follows the clock", *prices.clock(), power->limit, power->boost), kWidth, 2) + "\n";
 }
 
 }  // namespace moeplan::cli
