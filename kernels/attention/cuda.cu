@@ -7,6 +7,7 @@
 
 #include "kernels/attention/launch.cuh"
 #include "kernels/attention/op.hpp"
+#include "kernels/attention/wide.hpp"
 #include "kernels/cuda.hpp"
 
 namespace moeplan::cuda {
@@ -78,7 +79,9 @@ void forward(const op::Attention& op, const Frame& f) {
   if (op.tokens == 0) return;
   const attention::Problem p = attention::problem(op, f);
   if (p.starts != nullptr) attention::clear_outside(p, false, f.stream());
-  if (attention::hopper_takes(p))
+  if (attention::is_wide(p))
+    attention::forward_wide(p, f.stream());
+  else if (attention::hopper_takes(p))
     attention::forward_hopper(p, f.stream());
   else
     attention::forward_tiles(p, f.stream());
@@ -102,13 +105,17 @@ void backward(const op::Attention& op, const Frame& f) {
   if (p.starts != nullptr) attention::clear_outside(p, true, f.stream());
   attention::prepare_rows(p, f.stream());
   if (p.dsinks != nullptr) attention::sink_gradient(p, f.stream());
-  const bool hopper = attention::hopper_takes(p),
+  const bool wide = attention::is_wide(p), hopper = !wide && attention::hopper_takes(p),
              keys = p.dk != nullptr || p.dv != nullptr || p.shared_parts != nullptr;
-  if (p.dq != nullptr && hopper)
+  if (p.dq != nullptr && wide)
+    attention::backward_wide_q(p, f.stream());
+  else if (p.dq != nullptr && hopper)
     attention::backward_hopper_q(p, f.stream());
   else if (p.dq != nullptr)
     attention::backward_tiles_q(p, f.stream());
-  if (keys && hopper)
+  if (keys && wide)
+    attention::backward_wide_k(p, f.stream());
+  else if (keys && hopper)
     attention::backward_hopper_k(p, f.stream());
   else if (keys)
     attention::backward_tiles_k(p, f.stream());
@@ -120,8 +127,11 @@ std::string refusal(const op::Attention& op) {
   const auto numbers = [](std::int64_t a, const char* between, std::int64_t b) {
     return std::to_string(a) + between + std::to_string(b);
   };
-  if (op.d_qk > 256 || op.d_v > 256)
-    return "heads of " + numbers(op.d_qk, " and ", op.d_v) + " columns; its kernels hold at most 256";
+  const bool wide = op.d_qk > 256 || op.d_v > 256;
+  if (op.d_qk > 512 || op.d_v > 512)
+    return "heads of " + numbers(op.d_qk, " and ", op.d_v) + " columns; its kernels hold at most 512";
+  if (wide && op.shared_key > 0)
+    return "heads of " + numbers(op.d_qk, " and ", op.d_v) + " columns beside a shared key; its kernels hold at most 256 there";
   if (op.heads % op.kv_heads != 0)
     return numbers(op.heads, " query heads are no multiple of ", op.kv_heads) + " key heads";
   if (op.shared_key >= op.d_qk) return numbers(op.shared_key, " shared columns leave none of the key's ", op.d_qk);
@@ -129,7 +139,8 @@ std::string refusal(const op::Attention& op) {
   if (keys > (1 << 30)) return std::to_string(keys) + " keys; its kernels count to 2^30";
   if (sequences > 0 && (keys - op.tokens) % sequences != 0)
     return numbers(keys - op.tokens, " keys more than queries do not divide among ", sequences) + " sequences";
-  if ((op.tokens / 64 + sequences) * op.heads > INT_MAX || (keys / 64 + sequences) * op.heads > INT_MAX)
+  const std::int64_t blocks = wide ? 4 * op.heads : op.heads;  // of a tile
+  if ((op.tokens / 64 + sequences) * blocks > INT_MAX || (keys / 64 + sequences) * blocks > INT_MAX)
     return numbers(op.tokens, " queries in ", op.heads) + " heads are more tiles than a grid has blocks";
   return {};
 }
