@@ -102,7 +102,9 @@ AdapterFiles export_adapter(const Parameters& parameters, const Problem& problem
       out.tensors.push_back(std::move(a));
       out.tensors.push_back(std::move(b));
       const std::string module = transformers_path(problem.model, pair.parameter.substr(0, pair.parameter.rfind('.')));
-      const std::string target = module.substr(module.rfind('.', module.rfind('.') - 1) + 1) + "." + last_part(pair.parameter);   // "mlp.experts.gate_up_proj"
+      const bool ungated = pair.modules.size() == 1 && last_part(pair.parameter) == "gate_up_proj";   // stored as what it is there
+      const std::string stored = ungated ? "up_proj" : last_part(pair.parameter);
+      const std::string target = module.substr(module.rfind('.', module.rfind('.') - 1) + 1) + "." + stored;   // "mlp.experts.gate_up_proj"
       targets.insert(target);
       pattern(target);
       continue;

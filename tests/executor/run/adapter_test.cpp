@@ -100,6 +100,12 @@ TEST(Adapter, PacksExpertsTheWayPeftUnpacksThem) {
   EXPECT_EQ(packed.config.at("lora_alpha"), 4.0);
 }
 
+TEST(Adapter, NamesExpertsWithoutAGateByTheParameterThatTheyHave) {
+  const Problem p = problem(shrunk(shipped("nemotron/nemotron-3-nano-30b-a3b.json")), lora(4, 2));
+  TinyRun run(p, plan(p), cpu_backend(CpuStorage::wide));
+  EXPECT_EQ(exported(run, AdapterDialect::param_wrapper).config.at("target_parameters"), (Json{"mixer.experts.down_proj", "mixer.experts.up_proj"}));
+}
+
 TEST(Adapter, RefusesWhatItWouldMisread) {
   const Problem p = problem(shrunk(shipped("qwen/qwen3-30b-a3b.json"), 1), lora(4, 2));
   const auto message = [&](const std::function<void(AdapterFiles&)>& spoil) {
