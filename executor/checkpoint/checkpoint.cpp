@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kFormat = "moeplan.checkpoint.v1";
+constexpr std::string_view kFormat = "moeplan.checkpoint.v2";
 constexpr std::size_t kMostBytes = std::size_t{1} << 40;
 
 struct Part {
@@ -50,13 +50,33 @@ std::vector<std::pair<std::int64_t, fs::path>> saves(const fs::path& directory) 
   return out;
 }
 
+std::string described(const StoredTensor& t) { return fmt::format("{} [{}]", t.dtype, fmt::join(t.shape, ", ")); }
+
+/// The tensors that a manifest names, with their types and shapes.
+std::map<std::string, StoredTensor> tensors_of(const Place& root) {
+  const Place all = root.at("tensors");
+  if (!all.value().is_object()) all.wrong_type("an object");
+  std::map<std::string, StoredTensor> out;
+  for (const auto& [name, entry] : all.value().items()) {
+    const Place tensor = all.at(name);
+    if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape")) tensor.refuse("lacks dtype or shape");
+    const Place shape = tensor.at("shape");
+    if (!shape.value().is_array()) shape.wrong_type("an array");
+    StoredTensor t;
+    t.name = name, t.dtype = read_string(tensor.at("dtype"));
+    for (std::size_t i = 0; i < shape.value().size(); ++i) t.shape.push_back(read_integer(shape.at(i), {0, 1e15}));
+    out.emplace(name, std::move(t));
+  }
+  return out;
+}
+
 /// The manifest of a save whose files are what it says. Throws InputError otherwise.
 Json verified(const fs::path& at) {
   const std::string where = (at / "manifest.json").string();
   const Json json = load_json(at / "manifest.json");
   const Place root(json, where);
   if (!json.is_object()) root.wrong_type("an object");
-  for (const char* key : {"format", "step", "fingerprint", "data", "seed", "files"})
+  for (const char* key : {"format", "step", "fingerprint", "data", "seed", "files", "tensors"})
     if (!json.contains(key)) throw InputError(root.child(key), "is missing");
   if (read_string(root.at("format")) != kFormat) root.at("format").refuse("is " + shown(read_string(root.at("format"))), std::string(kFormat));
   const Place files = root.at("files");
@@ -69,6 +89,15 @@ Json verified(const fs::path& at) {
     if (static_cast<std::int64_t>(bytes.size()) != read_integer(file.at("bytes"), {0, 1e15})) throw InputError((at / name).string(), fmt::format("has {} bytes, its manifest says otherwise", bytes.size()));
     if (fmt::format("{:08x}", crc32c(bytes)) != read_string(file.at("crc32c"))) throw InputError((at / name).string(), "does not have its checksum");
   }
+  if (!files.value().contains("state.safetensors")) files.refuse("lacks state.safetensors");
+  const TensorFiles stored(at, "state.safetensors");
+  const auto listed = tensors_of(root);
+  for (const auto& [name, tensor] : listed) {
+    const StoredTensor* t = stored.find(name);
+    if (t == nullptr || t->dtype != tensor.dtype || t->shape != tensor.shape)
+      throw InputError((at / "state.safetensors").string(), fmt::format("{} is {}, its manifest says {}", shown(name), t == nullptr ? "missing" : described(*t), described(tensor)));
+  }
+  if (stored.names().size() != listed.size()) throw InputError((at / "state.safetensors").string(), fmt::format("has {} tensors, its manifest names {}", stored.names().size(), listed.size()));
   return json;
 }
 
@@ -102,6 +131,7 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
   const fs::path target = directory / fmt::format("step-{}", progress.step);
   if (fs::exists(target)) return {target, 0};   // this step is committed already; a committed save is never edited
   std::vector<NamedTensor> tensors;
+  Json listed = Json::object();
   std::int64_t bytes = 1 << 16;
   backend.wait();
   for (const Parameter& p : parameters.all())
@@ -109,6 +139,7 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
       NamedTensor t{part.prefix + p.name, dims(p.shape), std::vector<float>(static_cast<std::size_t>(p.shape.elements()))};
       backend.read({part.memory.get(), part.held, p.shape}, t.values);
       bytes += 4 * p.shape.elements() + 512;
+      listed[t.name] = {{"dtype", "F32"}, {"shape", t.shape}};
       tensors.push_back(std::move(t));
     }
   std::error_code error;
@@ -127,6 +158,7 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
     manifest["data"] = {{"epoch", progress.data.epoch}, {"document", progress.data.document}, {"token", progress.data.token}};
     manifest["world"] = 1;
     if (!progress.placement.empty()) manifest["placement"] = progress.placement;
+    manifest["tensors"] = std::move(listed);
     manifest["files"]["state.safetensors"] = {{"bytes", state.size()}, {"crc32c", fmt::format("{:08x}", crc32c(state))}};
     write_durable(fresh / "manifest.json", manifest.dump(1) + "\n");
     commit_directory(fresh, target);
@@ -156,16 +188,17 @@ std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::str
     }
     const Place root(manifest, (at / "manifest.json").string());
     const TensorFiles files(at, "state.safetensors");
+    const auto saved = tensors_of(root);
     std::vector<std::string> faults;
     std::size_t expected = 0;
     for (const Parameter& p : parameters.all())
       for (const Part& part : parts_of(p)) {
         ++expected;
-        const StoredTensor* t = files.find(part.prefix + p.name);
-        if (!t) faults.push_back(shown(part.prefix + p.name) + " is missing");
-        else if (t->shape != dims(p.shape) || t->dtype != "F32") faults.push_back(fmt::format("{} is {} [{}], the run has F32 [{}]", shown(t->name), t->dtype, fmt::join(t->shape, ", "), fmt::join(dims(p.shape), ", ")));
+        const auto t = saved.find(part.prefix + p.name);
+        if (t == saved.end()) faults.push_back(shown(part.prefix + p.name) + " is missing");
+        else if (t->second.shape != dims(p.shape) || t->second.dtype != "F32") faults.push_back(fmt::format("{} is {}, the run has F32 [{}]", shown(t->first), described(t->second), fmt::join(dims(p.shape), ", ")));
       }
-    if (files.names().size() > expected && faults.empty()) faults.push_back(fmt::format("{} tensors that the run does not have", files.names().size() - expected));
+    if (saved.size() > expected && faults.empty()) faults.push_back(fmt::format("{} tensors that the run does not have", saved.size() - expected));
     if (!faults.empty())
       throw InputError(at.string(), fmt::format("{} tensors differ from this run's: {}", faults.size(), fmt::join(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(10, faults.size())), "; ")),
                        "resume with the plan that made it, or train into another directory");

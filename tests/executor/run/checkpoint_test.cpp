@@ -112,6 +112,28 @@ TEST(Checkpoint, RefusesAnotherRunAndSaysWhatDiffers) {
   EXPECT_FALSE(load_checkpoint(dir.path() / "none", "x", run.trainer->parameters(), *run.backend));
 }
 
+TEST(Checkpoint, TheManifestNamesEveryTensorAndTheFileIsHeldToIt) {
+  TinyRun run(small(), plan(small()), cpu_backend(CpuStorage::as_planned));
+  const Scratch dir;
+  (void)save_checkpoint(dir.path(), "x", {1, {}, 1}, run.trainer->parameters(), *run.backend);
+  const fs::path at = dir.path() / "step-1" / "manifest.json";
+  Json manifest = load_json(at);
+  std::size_t saved = 0;
+  for (const Parameter& p : run.trainer->parameters().all()) saved += p.trained ? 3 : p.is_state() ? 1 : 0;
+  EXPECT_EQ(manifest.at("tensors").size(), saved);
+  const std::string name = manifest.at("tensors").begin().key();
+  EXPECT_EQ(manifest.at("tensors").at(name).at("dtype"), "F32");
+  manifest["tensors"][name]["shape"] = {7, 7};
+  std::ofstream(at) << manifest.dump();
+  try {
+    (void)load_checkpoint(dir.path(), "x", run.trainer->parameters(), *run.backend);
+    FAIL();
+  } catch (const InputError& e) {
+    EXPECT_NE(std::string(e.what()).find("its manifest says F32 [7, 7]"), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(fs::exists(dir.path() / "step-1.broken"));
+}
+
 TEST(Checkpoint, AKillAtAnyMomentLosesNothingCommitted) {
   const Problem p = small();
   const Plan q = plan(p, 1);
