@@ -11,6 +11,7 @@
 #include "kernels/catalogue.hpp"
 #include "planner/exchange_options.hpp"
 #include "sim/program/architectures/architecture.hpp"
+#include "sim/program/runtime_names.hpp"
 
 namespace moeplan {
 namespace fs = std::filesystem;
@@ -165,6 +166,7 @@ ModelFile load_model_config(const fs::path& configs, const std::string& name_or_
 }
 
 void check(const Problem& problem) {
+  check_names(problem.runtime);
   const std::set<std::string> classes = classes_of(problem.model);
   const Workload& w = problem.workload;
   bool any = w.norm.training != Training::frozen || w.other.training != Training::frozen;
