@@ -188,6 +188,8 @@ Prices::Work Prices::work_of(const OpCall& call, Wants wants, bool in_bf16) cons
     const double scores = static_cast<double>(a->tokens) * static_cast<double>(a->heads) * static_cast<double>(std::min(a->sequence_length, a->kv_tokens ? a->kv_tokens : a->tokens));
     w.flops = (forward ? 2 : 4) * scores * static_cast<double>(a->d_qk + a->d_v);
     w.besides += scores * (forward ? runtime_.score_traffic : runtime_.score_traffic_backward);
+    // Rows of heads that are no multiples of 16 bytes: batched products leave the tensor cores and sum in fp32 on the others.
+    if (const auto f32 = device_.peak.find("f32"); f32 != device_.peak.end() && (a->d_qk % 8 != 0 || a->d_v % 8 != 0)) w.speed = f32->second.value / device_.peak.at("bf16").value;
     w.own = true;
   }
   return w;

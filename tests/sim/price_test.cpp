@@ -94,6 +94,20 @@ TEST(Prices, the_launch_is_added_once_and_views_and_idle_calls_are_free) {
     }
 }
 
+// 216 bytes a row are no multiple of 16: the products of 108-wide heads run at the fp32 rate, a tenth here, those of 112 at full rate.
+TEST(Prices, unfused_scores_of_heads_off_16_bytes_leave_the_tensor_cores) {
+  DeviceSpec d = toy();
+  d.peak["f32"] = {100}, d.memory_bandwidth = {1e12};
+  Runtime unfused;
+  unfused.fused_attention = false, unfused.score_traffic = 13, unfused.score_traffic_backward = 19;
+  const Prices prices(d, toy_profile({}), unfused);
+  const auto seconds = [&](const char* key) { return prices.price(call(key)).median.value; };
+  const double off = seconds("attention tokens=64 sequence_length=64 heads=2 kv_heads=2 d_qk=108 d_v=108 forward");
+  const double on = seconds("attention tokens=64 sequence_length=64 heads=2 kv_heads=2 d_qk=112 d_v=112 forward");
+  EXPECT_NEAR(on, 2.0 * 64 * 64 * 2 * 224 / 500, 1e-3);
+  EXPECT_NEAR(off, 2.0 * 64 * 64 * 2 * 216 / 50, 1e-3);
+}
+
 TEST(Prices, twice_the_device_takes_half_the_time) {
   DeviceSpec twice = toy();
   twice.name = "twice", twice.peak["bf16"] = {2000}, twice.memory_bandwidth = {200};
