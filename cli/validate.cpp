@@ -55,6 +55,19 @@ std::string summaries(const Context& context, const Validation& v, std::string S
   return out;
 }
 
+/// What one number for each source, taken from its other layouts, would make of its step times.
+std::string scaled_sources(const Context& context, const Validation& v) {
+  std::vector<std::vector<std::string>> lines;
+  for (const auto& [source, scores] : grouped_by(v.scores, Measure::step_time, &Score::source)) {
+    if (scores.size() < 5) continue;
+    if (const auto mape = mape_with_one_scalar(scores))
+      lines.push_back({std::to_string(scores.size()), percent(summarise(scores).mape), percent(*mape), printable(source)});
+  }
+  if (lines.empty()) return {};
+  return heading(context, "step time, one scalar for the source, left out layout by layout") + "\n" +
+         table({{"rows", true}, {"MAPE", true}, {"scaled", true}, {"source"}}, lines) + "\n";
+}
+
 std::string shown_value(const Score& s, double value) {
   return s.quantity == Measure::step_time ? duration({value}) : fmt::format("{:.2f} GiB", value / 1073741824.0);
 }
@@ -73,6 +86,7 @@ std::string report_text(const Context& context, const Validation& v, const Optio
   std::string out;
   if (options.every_row) out += row_table(context, v);
   out += summaries(context, v, &Score::source, "source") + summaries(context, v, &Score::hardware, "hardware");
+  out += scaled_sources(context, v);
   std::map<std::string, std::vector<std::string>> reasons;
   for (const Skipped& s : v.skipped) reasons[s.reason].push_back(s.id);
   if (!reasons.empty()) {

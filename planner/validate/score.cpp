@@ -1,5 +1,6 @@
 #include "planner/validate/score.hpp"
 
+#include <fmt/format.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
@@ -37,7 +38,9 @@ RowResult score_row(const Row& row, const Library& library) {
                            : t.quantity == Measure::peak_allocated ? p.allocated
                            : t.on_device                           ? p.device
                                                                    : p.reserved;
-      out.scores.push_back({c.id, c.source, c.hardware, t.quantity, t.measured, q.value, q.low, q.high, c.high});
+      const Parallelism& d = c.plan.parallelism;
+      out.scores.push_back({c.id, c.source, c.hardware, t.quantity, t.measured, q.value, q.low, q.high, c.high,
+                            fmt::format("tp {}, pp {}, cp {}, ep {}", d.tp, d.pp, d.cp, d.ep)});
     }
   } catch (const InputError& e) {
     out.skipped = Skipped{row.id, e.what(), complete};
@@ -149,6 +152,21 @@ Summary summarise(const std::vector<const Score*>& scores) {
   return out;
 }
 
+std::optional<double> mape_with_one_scalar(const std::vector<const Score*>& scores) {
+  std::map<std::string, std::vector<const Score*>> layouts;
+  for (const Score* s : scores) layouts[s->layout].push_back(s);
+  if (layouts.size() < 3) return std::nullopt;
+  double sum = 0;
+  for (const auto& [layout, rows] : layouts) {
+    std::vector<double> ratios;
+    for (const Score* s : scores)
+      if (s->layout != layout) ratios.push_back(s->measured / s->predicted);
+    const double scalar = median(std::move(ratios));
+    for (const Score* s : rows) sum += std::abs(scalar * s->predicted / s->measured - 1);
+  }
+  return sum / static_cast<double>(scores.size());
+}
+
 Json report_json(const Validation& v) {
   Json rows = Json::array(), skipped = Json::array(), wrong = Json::array();
   for (const Score& s : v.scores)
@@ -178,6 +196,10 @@ Json report_json(const Validation& v) {
   }
   out["mape"] = std::move(mape), out["median_ape"] = std::move(median_ape), out["coverage_p90"] = std::move(coverage);
   out["bias"] = std::move(bias), out["median_interval_width"] = std::move(width);
+  Json scaled = Json::object();
+  for (const auto& [source, scores] : grouped_by(v.scores, Measure::step_time, &Score::source))
+    if (const auto mape_left_out = mape_with_one_scalar(scores)) scaled[source] = *mape_left_out;
+  out["step_time_mape_with_one_scalar"] = std::move(scaled);
   out["counts"] = {{"rows", v.rows}, {"complete_high", v.complete}, {"scored_high", v.scored}};
   out["feasibility"] = {{"judged", v.verdicts}, {"wrong", std::move(wrong)}};
   return out;

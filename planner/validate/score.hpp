@@ -13,6 +13,7 @@ struct Score {
   Measure quantity = Measure::step_time;
   double measured = 0, predicted = 0, low = 0, high = 0;  ///< seconds or bytes
   bool high_confidence = false;
+  std::string layout;  ///< the degrees, "tp 2, pp 1, cp 1, ep 8"
   [[nodiscard]] double error() const { return predicted / measured - 1; }
   [[nodiscard]] bool in_interval() const { return measured >= low && measured <= high; }
 };
@@ -49,6 +50,9 @@ struct Summary {
                                   const std::function<void(double)>& progress);
 
 [[nodiscard]] Summary summarise(const std::vector<const Score*>& scores);
+/// MAPE of rows of one source when those of each layout are scaled by one number, the median of measured over predicted of
+/// the other layouts' rows: what a user who has measured some layouts gets for another. Nothing below three layouts.
+[[nodiscard]] std::optional<double> mape_with_one_scalar(const std::vector<const Score*>& scores);
 /// Groups of one quantity by source or hardware, largest first.
 [[nodiscard]] std::vector<std::pair<std::string, std::vector<const Score*>>> grouped_by(
     const std::vector<Score>& scores, Measure quantity, std::string Score::*key);

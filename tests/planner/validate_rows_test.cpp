@@ -128,6 +128,19 @@ TEST(Summary, IsWhatOneComputesByHand) {
   EXPECT_DOUBLE_EQ(s.rank_correlation.value(), 1.0);
 }
 
+// Layouts a and b were 2 and 1.5 times as slow as predicted, c as predicted: from a and b comes 1.75 for c (75 % off), from b and c
+// 1.25 for a (0.625 of 2: 37.5 %), from a and c 1.5 for b (exact).
+TEST(Summary, ScalesALayoutByWhatTheOthersTook) {
+  std::vector<Score> scores(3);
+  scores[0].layout = "a", scores[0].measured = 2, scores[0].predicted = 1;
+  scores[1].layout = "b", scores[1].measured = 3, scores[1].predicted = 2;
+  scores[2].layout = "c", scores[2].measured = 4, scores[2].predicted = 4;
+  const auto mape = mape_with_one_scalar({&scores[0], &scores[1], &scores[2]});
+  ASSERT_TRUE(mape.has_value());
+  EXPECT_NEAR(*mape, (0.375 + 0 + 0.75) / 3, 1e-12);
+  EXPECT_FALSE(mape_with_one_scalar({&scores[0], &scores[1]}).has_value());
+}
+
 TEST(ShippedRows, ScoreAtLeastNineteenOfTwentyCompleteOnes) {
   Rows rows = read_rows(kConfigs / "measured");
   EXPECT_TRUE(rows.skipped.empty());
