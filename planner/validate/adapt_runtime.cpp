@@ -65,7 +65,17 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
     runtime.traffic["rms_norm"] = 9, runtime.traffic["rope"] = 4.5, runtime.traffic["glu"] = 1.7;
     runtime.traffic["cross_entropy"] = 12;
   }
-  // Its H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
+  // Its launcher sets expandable segments; others that its runtime stands for do not.
+  if (runtime.name == "torchtitan" && !contains(row.framework, "torchtitan")) runtime.expandable_segments = false;
+  // With torch.compile torchtitan compiles the loss too (since 2025): one kernel reads bf16 logits, another writes their gradient.
+  if (runtime.name == "torchtitan" && contains(row.notes.value_or("") + row.id, "compile") && row.year.value_or(0) >= 2025)
+    runtime.logit_bytes = 4, runtime.logit_kept = 2, runtime.traffic["cross_entropy"] = 4;
+  // prime-rl's RL loss has a chunked head; its SFT loss takes whole logits: upcast (6 bytes), log-softmax (8), and back the same way.
+  if (runtime.name == "prime-rl" && contains(row.notes.value_or(""), "logits not chunked")) {
+    runtime.fused_loss = false, runtime.whole_logits = true;
+    runtime.logit_bytes = 16, runtime.logit_kept = 6, runtime.traffic["cross_entropy"] = 14;
+  }
+  // llm-foundry's H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
   if (runtime.name == "llm-foundry" && *row.gpus >= 128 && contains(row.hardware.value_or(""), "h100"))
     runtime.traffic.erase("gathers_after_backward");
   if (row.tp.value_or(1) > 1 && !row.sequence_parallel.value_or(runtime.deduplicated_dispatch))

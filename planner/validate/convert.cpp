@@ -10,6 +10,7 @@
 #include "planner/validate/adapt_runtime.hpp"
 #include "planner/validate/model_config.hpp"
 #include "sim/program/architectures/architecture.hpp"
+#include "sim/program/runtime_names.hpp"
 
 namespace moeplan::validation {
 namespace {
@@ -128,6 +129,8 @@ Workload workload_of(const Row& row, const ModelSpec& model) {
 
 /// Storage of frozen weights, as "nf4 4-bit base" and the like say.
 DType storage_of(const Row& row) {
+  // FSDP2 over parameters in fp32 holds those of a frozen base in it too.
+  if (contains(row.precision.value_or(""), "fp32 stored parameters")) return DType::f32;
   if (lower(row.method) != "qlora") return DType::bf16;
   const std::string precision = lower(row.precision);
   return any_of(precision, {"gptq", "int4"}) ? DType::int4 : DType::nf4;
@@ -334,6 +337,7 @@ Case convert(const Row& row, const Library& library) {
   problem.cluster.device.sustained = hardware.sustained;
   problem.workload = workload_of(row, problem.model);
   problem.runtime = load_runtime(library.configs, framework ? framework->runtime : "torchtitan");
+  check_names(problem.runtime);
   Runtime& runtime = problem.runtime;
   const Sharding sharding = sharding_of(row, framework ? framework->sharding : Sharding::full);
   runtime.compute = compute_of(row);
@@ -353,7 +357,11 @@ Case convert(const Row& row, const Library& library) {
   out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&
                           any_of(said, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
                                         "EP overlap +", "EP overlap;"});
-  out.host = {graphs_of(row), runtime.compute != DType::bf16 && has_experts(problem.model), runtime.traffic.contains("launch_blocking")};
+  const bool drops = any_of(lower(said), {"token drop", "token-drop", "capacity factor", "tokens dropped", "paged stash"});
+  out.host = {.graphs = graphs_of(row),
+              .narrow = runtime.compute != DType::bf16 && has_experts(problem.model),
+              .takes_turns = runtime.traffic.contains("launch_blocking"),
+              .reads_counts = has_experts(problem.model) && !drops && !out.overlaps_exchange};
   if (out.host.graphs == Graphs::whole && runtime.launch_overhead.value > kGraphNode)
     runtime.launch_overhead = {kGraphNode};
   out.paged_optimizer = contains(row.optimizer.value_or(""), "paged");

@@ -23,17 +23,26 @@ Graphs graphs_of(const Row& row) {
   return contains(notes, "graph") && contains(notes, "attn") ? Graphs::attention : Graphs::none;
 }
 
-double host_seconds(const Program& program, const Runtime& runtime, const HostWork& work) {
-  if (work.graphs == Graphs::whole || runtime.host_call.value <= 0) return 0;
-  double calls = 0;
+HostSeconds host_seconds(const Program& program, const Runtime& runtime, const HostWork& work) {
+  if (work.graphs == Graphs::whole || runtime.host_call.value <= 0) return {};
+  const auto factor = [&](const char* name) {
+    const auto it = runtime.traffic.find(name);
+    return it == runtime.traffic.end() ? 1.0 : it->second;
+  };
+  const double of_call = runtime.host_call.value * (work.narrow ? factor("narrow_host") : 1);
+  const double of_expert_call = of_call * factor("expert_host");
+  HostSeconds out;
   for (const Slot& s : program.slots) {
     const Block& block = program.blocks[static_cast<std::size_t>(s.block)];
-    for (const auto* nodes : {&block.forward, &block.backward})
-      for (const BlockNode& node : *nodes) calls += work.graphs == Graphs::none || is_expert_call(node);
+    for (const bool forward : {true, false})
+      for (const BlockNode& node : forward ? block.forward : block.backward) {
+        const bool expert = is_expert_call(node);
+        if (!expert && work.graphs != Graphs::none) continue;
+        out.all += expert ? of_expert_call : of_call;
+        if (expert && forward && work.reads_counts) out.behind_counts += of_expert_call;
+      }
   }
-  const auto slower = runtime.traffic.find("narrow_host");
-  const double of_call = work.narrow && slower != runtime.traffic.end() ? slower->second : 1;
-  return calls * runtime.host_call.value * of_call;
+  return out;
 }
 
 }  // namespace moeplan::validation

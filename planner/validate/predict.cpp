@@ -24,7 +24,7 @@ Predicted with_band(double value, Measure measure, const Case& c, const Words& w
 /// What lowering the stages says beyond the forecast.
 struct Stages {
   ReplayedPeak peak;
-  double host = 0;      ///< seconds that the host needs to issue one micro-batch on the busiest stage
+  HostSeconds host;     ///< that the host needs to issue one micro-batch on the busiest stage
   double weights = 0;   ///< bytes of the trained weights of the fullest stage's rank, in bf16
   double gathered = 0;  ///< bytes that a pass over the stage gathers
   double pairs = 0;     ///< adapter pairs of products
@@ -80,21 +80,26 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     out.weights = std::max(out.weights, trained);
     out.gathered = std::max(out.gathered, gathered);
     out.pairs = std::max(out.pairs, adapters / 2);
-    out.host = std::max(out.host, host_seconds(program, c.problem.runtime, c.host));
+    const HostSeconds host = host_seconds(program, c.problem.runtime, c.host);
+    out.host.all = std::max(out.host.all, host.all);
+    out.host.behind_counts = std::max(out.host.behind_counts, host.behind_counts);
   }
   return out;
 }
 
 /// Passes over whole gradients that no product hides: sums of micro-batches after the first, copies into and out of
-/// reduction buckets; bytes an element as the runtime's file counts them.
+/// reduction buckets, clearing the buffer for the next step, scaling it before a sum over data ranks; bytes an element as
+/// the runtime's file counts them.
 double gradient_passes(const Case& c, double weights) {
   const auto bytes = [&](const char* what) {
     const auto it = c.problem.runtime.traffic.find(what);
     return it == c.problem.runtime.traffic.end() ? 0.0 : it->second;
   };
   const DeviceSpec& device = c.problem.cluster.device;
+  const Parallelism& p = c.plan.parallelism;
+  const double scaled = static_cast<std::int64_t>(p.dp_shard) * p.dp_replicate * p.cp > 1 ? bytes("gradient_scaled") : 0;
   return weights / 2 *
-         (bytes("gradient_copies") + bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
+         (bytes("gradient_copies") + bytes("gradient_zeroed") + scaled + bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
@@ -181,7 +186,9 @@ Prediction predict(const Case& said, const Words& words) {
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) +
           gathers_after_backward(c, stages) + multiprocessors_lent(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
-  const double host = stages.host * static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
+  const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
+  const double host = stages.host.all * passes;
+  step += stages.host.behind_counts * passes;
   step = c.host.takes_turns ? step + host : std::max(step, host + time(TimeCategory::optimizer));
   const auto bytes = [&](MemoryCategory k) { return static_cast<double>(f.memory[k].value); };
   const double outside = bytes(MemoryCategory::runtime_context) + bytes(MemoryCategory::communication);

@@ -34,7 +34,7 @@ double step(const Json& changes) { return predict(convert(row_of(changes), libra
 TEST(HostWork, IsWhatNoGraphHolds) {
   const auto seconds = [](const char* notes, const char* precision) {
     const Case c = convert(row_of({{"notes", notes}, {"precision", precision}}), library());
-    return host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+    return host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host).all;
   };
   const double eager = seconds("", "bf16");
   const double scoped = seconds("cuda graph impl=transformer_engine scope=['attn', 'moe_router']", "bf16");
@@ -48,9 +48,34 @@ TEST(HostWork, IsWhatNoGraphHolds) {
 
 TEST(HostWork, SetsTheTimeOfSmallMicroBatchesAndNotOfThoseInGraphs) {
   const Case c = convert(row_of({}), library());
-  const double host = 8 * host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+  const double host = 8 * host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host).all;
   EXPECT_GE(step({}), host);
   EXPECT_LT(step({{"notes", "cuda graph impl=full_iteration"}}), host);
+}
+
+// Large micro-batches, so that the device sets the time: 8 of them, each with the host time of the experts' calls in its forward pass.
+TEST(HostWork, LeavesTheDeviceIdleBehindTheCountsUnlessTokensAreDropped) {
+  const Json large = {{"micro_batch_size", 8}, {"global_batch_size", 512}};
+  Json drops = large;
+  drops["moe_notes"] = "forced load balance, token-drop (capacity)";
+  const Case c = convert(row_of(large), library()), dropped = convert(row_of(drops), library());
+  ASSERT_TRUE(c.host.reads_counts);
+  ASSERT_FALSE(dropped.host.reads_counts);
+  const HostSeconds host = host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+  EXPECT_GT(host.behind_counts, 0);
+  EXPECT_LT(host.behind_counts, 0.5 * host.all);
+  EXPECT_NEAR(step(large) - step(drops), static_cast<double>(c.plan.micro_batches) * host.behind_counts, 1e-9);
+}
+
+TEST(HostWork, CountsAnExpertsCallAsLongAsTheRuntimeSays) {
+  Case c = convert(row_of({}), library());
+  c.problem.runtime.traffic["expert_host"] = 1;
+  const Program program = lower_unverified(c.problem, c.plan, 0);
+  const HostSeconds alike = host_seconds(program, c.problem.runtime, c.host);
+  c.problem.runtime.traffic["expert_host"] = 3;
+  const HostSeconds longer = host_seconds(program, c.problem.runtime, c.host);
+  EXPECT_NEAR(longer.behind_counts, 3 * alike.behind_counts, 1e-12);
+  EXPECT_LT(longer.all, 3 * alike.all);
 }
 
 TEST(HostWork, AddsUpWhereEachKernelIsWaitedFor) {
@@ -75,7 +100,7 @@ TEST(HostWork, AddsUpWhereEachKernelIsWaitedFor) {
   const double turns = predict(c, library().words).step.value;
   c.host.takes_turns = false;
   const double ahead = predict(c, library().words).step.value;
-  const double host = host_seconds(lower_unverified(c.problem, c.plan, 4), c.problem.runtime, c.host);
+  const double host = host_seconds(lower_unverified(c.problem, c.plan, 4), c.problem.runtime, c.host).all;
   EXPECT_NEAR(turns - ahead, (128 + 11) * host, 0.2 * (turns - ahead));
   EXPECT_FALSE(convert(row_of(bloom), library()).host.takes_turns);
 }
@@ -160,6 +185,27 @@ TEST(Gradients, CostTheirPassesOverMemory) {
   const double without = predict(c, library().words).step.value;
   // 7.3 billion elements, 8 bytes once and 6 for each of three further micro-batches, at 1.58 TB/s.
   EXPECT_NEAR(with - without, 7.3e9 * (8 + 3 * 6) / 1.58e12, 0.01);
+}
+
+// 7.9 billion weights on a rank of two data ranks: 12 bytes each at 3.35 x 0.87 TB/s or so; one data rank clears its buffer and scales nothing.
+TEST(Gradients, AreClearedAndScaledByMegatron) {
+  const auto passes = [](std::int64_t gpus) {
+    const Json one = {{"framework", "Megatron-Core"}, {"hardware", "h200-sxm-141gb"}, {"num_gpus", gpus}, {"gpus_per_node", 8}, {"model", "llama3-8b"},
+                      {"precision", "bf16"}, {"global_batch_size", 8 * gpus}, {"ep", nullptr}, {"dp_or_fsdp", nullptr}};
+    Case c = convert(row_of(one), library());
+    EXPECT_EQ(c.problem.runtime.traffic.at("gradient_scaled"), 8);
+    const double with = predict(c, library().words).step.value;
+    c.problem.runtime.traffic.erase("gradient_scaled");
+    const double unscaled = predict(c, library().words).step.value;
+    c.problem.runtime.traffic.erase("gradient_zeroed");
+    const DeviceSpec& d = c.problem.cluster.device;
+    const double rate = d.memory_bandwidth.value * d.achieved_bandwidth;
+    return std::pair{(with - unscaled) * rate, (unscaled - predict(c, library().words).step.value) * rate};
+  };
+  const auto [scaled, cleared] = passes(2);
+  EXPECT_NEAR(cleared, 4 * 8.03e9, 0.02 * 4 * 8.03e9);
+  EXPECT_NEAR(scaled, 2 * cleared, 1e-3 * cleared);
+  EXPECT_EQ(passes(1).first, 0);
 }
 
 }  // namespace
