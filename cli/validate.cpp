@@ -61,7 +61,8 @@ std::string scaled_sources(const Context& context, const Validation& v) {
   for (const auto& [source, scores] : grouped_by(v.scores, Measure::step_time, &Score::source)) {
     if (scores.size() < 5) continue;
     if (const auto mape = mape_with_one_scalar(scores))
-      lines.push_back({std::to_string(scores.size()), percent(summarise(scores).mape), percent(*mape), printable(source)});
+      lines.push_back(
+          {std::to_string(scores.size()), percent(summarise(scores).mape), percent(*mape), printable(source)});
   }
   if (lines.empty()) return {};
   return heading(context, "step time, one scalar for the source, left out layout by layout") + "\n" +

@@ -121,7 +121,22 @@ ClusterSpec load_cluster(const fs::path& configs, const std::string& name_or_pat
 
 Workload load_workload(const fs::path& configs, const std::string& name) { return load<Workload>(configs, "workloads", name); }
 LoadModel load_load(const fs::path& configs, const std::string& name) { return load<LoadModel>(configs, "loads", name); }
-Runtime load_runtime(const fs::path& configs, const std::string& name) { return load<Runtime>(configs, "runtimes", name); }
+
+/// A variant names what it is `like` and holds only what differs: the two cannot drift apart.
+Runtime load_runtime(const fs::path& configs, const std::string& name) {
+  Document d = open(configs, "runtimes", name);
+  if (d.json.is_object() && d.json.contains("like")) {
+    const std::string like = read_string(Place(d.json, d.where).at("like"));
+    Document base = open(configs, "runtimes", like);
+    if (base.json.is_object() && base.json.contains("like")) throw InputError(d.where + ": like", shown(like) + " is itself like another", "name that one");
+    d.json.erase("like");
+    if (base.json.is_object()) base.json.merge_patch(d.json);
+    d.json = std::move(base.json);
+  }
+  Runtime out = read_document<Runtime>(d.json, d.where);
+  check(out, d.where);
+  return out;
+}
 
 DeviceProfile load_profile(const fs::path& configs, const std::string& name_or_path) {
   Document d = open(configs, "profiles", name_or_path);

@@ -19,7 +19,8 @@ void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
 
 }  // namespace
 
-void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family) {
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family,
+                   const Runtime& eager) {
   if (contains(row.optimizer.value_or(""), "bf16 moments")) runtime.moment = DType::bf16;
   if (sharding == Sharding::full) runtime.distributed_optimizer = false, runtime.reduce_once = false;
   if (sharding == Sharding::replicated) runtime.distributed_optimizer = false;
@@ -62,15 +63,18 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
   // torchtitan without torch.compile: norms, rotary embedding, SiLU and its product, and the loss over logits in fp32
   // are operations of their own, as counted for Hugging Face's (runtimes/hf-peft.json).
   if (runtime.name == "torchtitan" && !contains(row.notes.value_or("") + row.id, "compile")) {
-    runtime.traffic["rms_norm"] = 9, runtime.traffic["rope"] = 4.5, runtime.traffic["glu"] = 1.7;
+    for (const char* op : {"rms_norm", "rope", "glu"}) runtime.traffic[op] = eager.traffic.at(op);
     runtime.traffic["cross_entropy"] = 12;
   }
   // Its launcher sets expandable segments; others that its runtime stands for do not.
   if (runtime.name == "torchtitan" && !contains(row.framework, "torchtitan")) runtime.expandable_segments = false;
-  // With torch.compile torchtitan compiles the loss too (since 2025): one kernel reads bf16 logits, another writes their gradient.
-  if (runtime.name == "torchtitan" && contains(row.notes.value_or("") + row.id, "compile") && row.year.value_or(0) >= 2025)
+  // With torch.compile torchtitan compiles the loss too (since 2025): one kernel reads bf16 logits, another writes
+  // their gradient.
+  if (runtime.name == "torchtitan" && contains(row.notes.value_or("") + row.id, "compile") &&
+      row.year.value_or(0) >= 2025)
     runtime.logit_bytes = 4, runtime.logit_kept = 2, runtime.traffic["cross_entropy"] = 4;
-  // prime-rl's RL loss has a chunked head; its SFT loss takes whole logits: upcast (6 bytes), log-softmax (8), and back the same way.
+  // prime-rl's RL loss has a chunked head; its SFT loss takes whole logits: upcast (6 bytes), log-softmax (8), and back
+  // the same way.
   if (runtime.name == "prime-rl" && contains(row.notes.value_or(""), "logits not chunked")) {
     runtime.fused_loss = false, runtime.whole_logits = true;
     runtime.logit_bytes = 16, runtime.logit_kept = 6, runtime.traffic["cross_entropy"] = 14;

@@ -8,8 +8,9 @@
 
 namespace moeplan::validation {
 
-/// `family` is the model's, as imported.
-void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family);
+/// `family` is the model's, as imported. `eager`: whose factors operations launched one by one have.
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family,
+                   const Runtime& eager);
 
 /// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
 /// this device.

@@ -181,7 +181,8 @@ Sharding sharding_of(const Row& row, Sharding otherwise) {
 
 /// Size of the group that shards, where the words give one smaller than all data ranks ("zero-1 within 8 GPUs").
 std::int64_t shard_group(const Row& row, std::int64_t dp) {
-  static const std::regex within(R"((?:within|size) (\d+))"), hybrid(R"(hsdp[^0-9]*\d+\s*x\s*(\d+)|shard(?:ing)? (\d+) x)");
+  static const std::regex within(R"((?:within|size) (\d+))"),
+      hybrid(R"(hsdp[^0-9]*\d+\s*x\s*(\d+)|shard(?:ing)? (\d+) x)");
   const std::string s = lower(row.sharding);
   std::smatch found;
   if (std::regex_search(s, found, within) && found[1].length() < 7) {
@@ -341,7 +342,8 @@ Case convert(const Row& row, const Library& library) {
   Runtime& runtime = problem.runtime;
   const Sharding sharding = sharding_of(row, framework ? framework->sharding : Sharding::full);
   runtime.compute = compute_of(row);
-  adapt_runtime(runtime, row, sharding, problem.model.family);
+  adapt_runtime(runtime, row, sharding, problem.model.family,
+                runtime.name == "torchtitan" ? load_runtime(library.configs, "hf-peft") : Runtime{});
   repeat_kv_heads(problem.model, row.tp.value_or(1));
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(
@@ -357,7 +359,8 @@ Case convert(const Row& row, const Library& library) {
   out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&
                           any_of(said, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
                                         "EP overlap +", "EP overlap;"});
-  const bool drops = any_of(lower(said), {"token drop", "token-drop", "capacity factor", "tokens dropped", "paged stash"});
+  const bool drops =
+      any_of(lower(said), {"token drop", "token-drop", "capacity factor", "tokens dropped", "paged stash"});
   out.host = {.graphs = graphs_of(row),
               .narrow = runtime.compute != DType::bf16 && has_experts(problem.model),
               .takes_turns = runtime.traffic.contains("launch_blocking"),

@@ -3,14 +3,14 @@
 /// micro-batch than the device, or waits for each kernel, the step takes its time.
 ///
 /// Seconds: calls of our program times `Runtime::host_call`, a framework's time for one of them (about five of its own
-/// operations); an expert layer's dispatch, permutation and products take `Runtime::traffic["expert_host"]` times as long.
-/// A step of m micro-batches on p stages takes at least host x (m + p - 1) and the optimizer; with
+/// operations); an expert layer's dispatch, permutation and products take `Runtime::traffic["expert_host"]` times as
+/// long. A step of m micro-batches on p stages takes at least host x (m + p - 1) and the optimizer; with
 /// CUDA_LAUNCH_BLOCKING=1, which makes the host wait for each kernel, host and device take turns and the two add up.
 ///
-/// Where no token is dropped, the host reads the experts' counts back in each layer's forward pass. It has waited for the
-/// device to get there, so the device has nothing to do while the host issues what follows, the experts' calls: their host
-/// time adds to the device's. Not where all is in a graph, where tokens are dropped to a capacity (sizes are known before),
-/// or where another micro-batch's compute runs beside the exchange.
+/// Where no token is dropped, the host reads the experts' counts back in each layer's forward pass. It has waited for
+/// the device to get there, so the device has nothing to do while the host issues what follows, the experts' calls:
+/// their host time adds to the device's. Not where all is in a graph, where tokens are dropped to a capacity (sizes are
+/// known before), or where another micro-batch's compute runs beside the exchange.
 
 #include "planner/validate/rows.hpp"
 #include "sim/program/program.hpp"

@@ -88,8 +88,8 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
 }
 
 /// Passes over whole gradients that no product hides: sums of micro-batches after the first, copies into and out of
-/// reduction buckets, clearing the buffer for the next step, scaling it before a sum over data ranks; bytes an element as
-/// the runtime's file counts them.
+/// reduction buckets, clearing the buffer for the next step, scaling it before a sum over data ranks; bytes an element
+/// as the runtime's file counts them.
 double gradient_passes(const Case& c, double weights) {
   const auto bytes = [&](const char* what) {
     const auto it = c.problem.runtime.traffic.find(what);
@@ -97,9 +97,11 @@ double gradient_passes(const Case& c, double weights) {
   };
   const DeviceSpec& device = c.problem.cluster.device;
   const Parallelism& p = c.plan.parallelism;
-  const double scaled = static_cast<std::int64_t>(p.dp_shard) * p.dp_replicate * p.cp > 1 ? bytes("gradient_scaled") : 0;
+  const double scaled =
+      static_cast<std::int64_t>(p.dp_shard) * p.dp_replicate * p.cp > 1 ? bytes("gradient_scaled") : 0;
   return weights / 2 *
-         (bytes("gradient_copies") + bytes("gradient_zeroed") + scaled + bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
+         (bytes("gradient_copies") + bytes("gradient_zeroed") + scaled +
+          bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
@@ -109,7 +111,7 @@ double collective(const Case& c, Collective kind, double bytes) {
   const std::int64_t ranks =
       static_cast<std::int64_t>(p.dp_shard) * (kind == Collective::all_reduce ? p.dp_replicate : 1);
   if (ranks < 2 || bytes < 1) return 0;
-  const Links links(c.problem.cluster, c.problem.runtime);
+  const Links links(c.problem.cluster, c.problem.runtime, {}, c.problem.profile);
   return links
       .price({.collective = kind, .payload = {std::llround(bytes)}}, {ranks, static_cast<std::int64_t>(p.tp) * p.cp})
       .median.value;

@@ -50,8 +50,8 @@ struct Summary {
                                   const std::function<void(double)>& progress);
 
 [[nodiscard]] Summary summarise(const std::vector<const Score*>& scores);
-/// MAPE of rows of one source when those of each layout are scaled by one number, the median of measured over predicted of
-/// the other layouts' rows: what a user who has measured some layouts gets for another. Nothing below three layouts.
+/// MAPE of rows of one source when those of each layout are scaled by one number, the median of measured over predicted
+/// of the other layouts' rows: what a user who has measured some layouts gets for another. Nothing below three layouts.
 [[nodiscard]] std::optional<double> mape_with_one_scalar(const std::vector<const Score*>& scores);
 /// Groups of one quantity by source or hardware, largest first.
 [[nodiscard]] std::vector<std::pair<std::string, std::vector<const Score*>>> grouped_by(

@@ -63,6 +63,16 @@ TEST(Configs, every_file_parses_and_says_its_sources) {
   for (const auto& n : config_names(kConfigs, "profiles")) EXPECT_FALSE(load_profile(kConfigs, n).source.empty()) << n;
 }
 
+TEST(Configs, a_runtime_like_another_holds_only_what_differs) {
+  Runtime waiting = load_runtime(kConfigs, "megatron-deepspeed-blocking");
+  EXPECT_EQ(waiting.traffic.at("launch_blocking"), 1);
+  const Runtime plain = load_runtime(kConfigs, "megatron-deepspeed");
+  EXPECT_EQ(plain.host_call.value, 0);
+  waiting.traffic.erase("launch_blocking");
+  waiting.name = plain.name, waiting.source = plain.source, waiting.host_call = plain.host_call;
+  EXPECT_EQ(waiting, plain);
+}
+
 TEST(Configs, what_is_read_writes_back_to_the_same_value) {
   const ClusterSpec c = load_cluster(kConfigs, "128xh200");
   EXPECT_EQ(read_document<ClusterSpec>(to_json(c), "again"), c);
