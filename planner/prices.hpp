@@ -12,7 +12,7 @@ namespace moeplan {
 /// Where the profile knows what calls draw, each plan has a clock: that at which the calls of a forward and a backward pass of one micro-batch through all
 /// layers, one after the other, draw what the device may. They are cut for nothing but experts, over as many ranks as there are devices and experts allow,
 /// under the load alone, so that plans differ in it by their micro-batch and recompute. Ranks that wait for each other draw less: with several devices the
-/// lower ends of prices are those of the boost clock.
+/// lower ends of prices are those of the boost clock. Upper ends are those of a clock 2 % lower.
 class PlanClocks {
  public:
   /// `rested`: of the problem's load. Both must outlive it.

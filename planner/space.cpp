@@ -241,8 +241,8 @@ Grid grid(const Problem& problem, const SearchOptions& options) {
   if (all.empty()) {
     const auto shown_pin = [](const char* name, const std::optional<int>& v) { return v ? fmt::format(" --{} {}", name, *v) : std::string(); };
     const std::optional<int> stages = stages_pin(pins);
-    throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}{}", problem.cluster.devices(), pins.pp || !stages ? "" : fmt::format(" {} stages (--stage-layers)", *stages), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
-                                                shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard)),
+    throw InputError("parallelism", fmt::format("no layout of {} devices has{}{}{}{}{}{}{}{}{}", problem.cluster.devices(), pins.pp || !stages ? "" : fmt::format(" {} stages (--stage-layers)", *stages), shown_pin("pp", pins.pp), shown_pin("tp", pins.tp),
+                                                shown_pin("cp", pins.cp), shown_pin("ep", pins.ep), shown_pin("etp", pins.etp), shown_pin("dp-replicate", pins.dp_replicate), shown_pin("dp-shard", pins.dp_shard), shown_pin("expert-shard", pins.expert_shard)),
                      "pp x tp x cp x dp must be the number of devices, and ep x etp must divide the ranks of a stage");
   }
   Grid out;

@@ -36,6 +36,7 @@ PowerTables::PowerTables(const PowerProfile& profile, const DeviceSpec& device) 
     if (count[bound] > 0) mean_[bound].clock_share /= count[bound];
     mean_[bound].products = bound == 1;
   }
+  if (count[0] > 0) memory_ = mean_[0].watts;
   for (const std::size_t bound : {0, 1})
     if (count[bound] == 0) mean_[bound].watts = mean_[1 - bound].watts, mean_[bound].clock_share = static_cast<double>(bound);
 }
@@ -46,7 +47,7 @@ PoweredCall PowerTables::call(const OpCall& call, double compute, double traffic
   const auto& samples = own.empty() ? passes[1 - static_cast<std::size_t>(call.pass)] : own;
   double joules = 0, share = 0, weights = 0;
   const auto add = [&](const Class& c, double weight) {
-    joules += weight * (c.products ? c.watts * compute + mean_[0].watts * traffic : c.watts * traffic), share += weight * c.clock_share, weights += weight;
+    joules += weight * (c.products ? c.watts * compute + memory_ * traffic : c.watts * traffic), share += weight * c.clock_share, weights += weight;
   };
   if (samples.empty()) {
     add(mean_[compute >= traffic], 1);

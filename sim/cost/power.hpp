@@ -33,6 +33,7 @@ class PowerTables {
   PowerProfile profile_;
   std::array<std::array<std::vector<Class>, 2>, std::variant_size_v<Op>> of_;   ///< operator, pass
   std::array<Class, 2> mean_;                                                  ///< bound by memory (the least watts), by products
+  double memory_ = 0;   ///< nothing where no sample is bound by bytes: what products were seen to draw then has their bytes in it
 };
 
 /// One of the calls that follow each other over and over.

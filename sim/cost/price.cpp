@@ -224,9 +224,10 @@ Prices::Rested Prices::rested(const OpCall& call, const Estimate& estimate) cons
 Estimate Prices::held(const Rested& call, const HeldClock& clock) const {
   const Estimate& rest = call.estimate;
   if (!power_ || clock.clock >= 1 || call.power.seconds <= 0) return rest;
-  const double longer = seconds_at(call.power, clock.clock) / call.power.seconds, least = seconds_at(call.power, std::max(clock.clock, clock.fastest)) / call.power.seconds;
+  const double longer = seconds_at(call.power, clock.clock) / call.power.seconds, least = seconds_at(call.power, std::max(clock.clock, clock.fastest)) / call.power.seconds,
+               most = seconds_at(call.power, std::min(clock.clock, clock.slowest)) / call.power.seconds;
   const auto at = [&](Seconds s, double factor) { return Seconds{(s.value - launch_) * factor + launch_}; };
-  return {at(rest.median, longer), at(rest.low, least), at(rest.high, longer), rest.basis};
+  return {at(rest.median, longer), at(rest.low, least), at(rest.high, most), rest.basis};
 }
 
 Estimate Prices::at_rest(const OpCall& call) const {

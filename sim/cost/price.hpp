@@ -23,9 +23,9 @@
 
 namespace moeplan {
 
-/// A clock, over the boost clock. Prices are those at `clock`, their lower ends those at `fastest`.
+/// A clock, over the boost clock. Prices are those at `clock`, their lower ends those at `fastest`, their upper ends those at `slowest`, unless that is above `clock`.
 struct HeldClock {
-  double clock = 1, fastest = 1;
+  double clock = 1, fastest = 1, slowest = 1;
 };
 
 /// Built once per problem; const and thread-safe afterwards.

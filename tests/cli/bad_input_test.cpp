@@ -172,6 +172,7 @@ TEST_F(BadInput, PartsThatDoNotFitEachOther) {
   expect_refused(plan_with({"--frozen-storage", "nf4", "--runtime", "megatron-core"}), "megatron-core");
   expect_refused(plan_with({"--pp", "3"}), "no layout of 8 devices");
   expect_refused(plan_with({"--ep", "64"}), "no layout of 8 devices");
+  expect_refused(plan_with({"--expert-shard", "3"}), "no layout of 8 devices has --expert-shard 3;");
   expect_refused(plan_with({"--pp", "2", "--stage-layers", "1,1,1"}), "3 numbers for 2 pipeline stages");
   expect_refused(plan_with({"--stage-layers", "1000,1"}), "stages_hold_layers");
   expect_refused({"plan", "qwen3-8b", "--device", "h200", "--gpus", "8", "--seq", "4095", "--cp", "2"}, "context x tensor ranks");

@@ -111,6 +111,20 @@ TEST(Capacity, BoundsTheBusiestRankAndDropsTheRest) {
   EXPECT_NEAR(factors.stage(plan, 0, 61).p50.step, 2.0, 1e-12);   // every expert works on its full capacity
 }
 
+// The run refuses it (executor/walk/walk.cpp), so no plan asks for it.
+TEST(Capacity, IsNotReroutedWhereChoicesAreWeighedInTurn) {
+  const Problem p = problem("phi-3.5-moe", 8);
+  Plan plan = a_plan(p, {.ep = 8, .dp_shard = 8});
+  plan.experts.capacity_factor = 1.25;
+  for (const Overflow overflow : {Overflow::drop_position, Overflow::drop_probability, Overflow::reroute}) {
+    plan.experts.overflow = overflow;
+    const auto no = first_rejection(p, plan);
+    const bool refused = no && no->rule == "exchange_runs";
+    EXPECT_EQ(refused, overflow == Overflow::reroute);
+    if (refused) { EXPECT_NE(no->reason.find("sparse_mixer"), std::string::npos); }
+  }
+}
+
 // With a capacity shapes are known beforehand: the host waits for no counts.
 TEST(Capacity, NeedsNoCountsOnTheHost) {
   const Problem p = problem("deepseek-v3", 64);
