@@ -120,7 +120,7 @@ class Player {
     }
     if (t.kind == Task::Kind::receive) {
       const Picoseconds now = events_.now();
-      out_.records.push_back({.start = now, .end = now, .rank = rank, .task = task, .cause = cause});
+      out_.records.push_back({.end = now, .rank = rank, .task = task, .cause = cause});
       end_task(rank, task, static_cast<std::int32_t>(out_.records.size() - 1));
       return;
     }
@@ -188,7 +188,7 @@ class Player {
       const StepBrief& s = step_of(r);
       duration = std::max(duration, s.duration);
       r.cause = cause;
-      r.begin = r.since = events_.now();
+      r.since = events_.now();
       members_.push_back({r.rank, s.call, s.duration});
     }
     const std::int32_t leader = joint.members.front();
@@ -222,7 +222,7 @@ class Player {
     r.step = step;
     r.cause = cause;
     r.flow = r.joint = -1;
-    r.begin = r.since = events_.now();
+    r.since = events_.now();
     r.launch = false;
     ++r.version;
     return id;
@@ -342,7 +342,7 @@ class Player {
 
   void finish(const Running& r) {
     const auto record = static_cast<std::int32_t>(out_.records.size());
-    out_.records.push_back({.start = r.begin, .end = events_.now(), .rank = r.rank, .task = r.task, .cause = r.cause, .step = r.step, .launch = r.launch});
+    out_.records.push_back({.end = events_.now(), .rank = r.rank, .task = r.task, .cause = r.cause, .step = r.step, .launch = r.launch});
     if (r.launch) return begin_issued(r.rank, r.task, r.step, record);
     RankState& s = ranks_[index(r.rank)];
     const TaskBrief& t = s.tasks[r.task];

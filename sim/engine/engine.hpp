@@ -15,22 +15,23 @@ struct PlayOptions {
   Picoseconds host_launch = 0;            ///< the host issues each call of the block queue this long after the one before; 0: in no time
 };
 
-/// One step, send or receive as it ran. 32 bytes: a step of a large job has millions.
+/// One step, send or receive as it ran. It began when its cause ended (Played::start). 24 bytes: a step of a large job has millions.
 struct Record {
-  Picoseconds start = 0, end = 0;
+  Picoseconds end = 0;
   std::int32_t rank = 0;       ///< position in Job::ranks
   std::int32_t task = 0;
-  std::int32_t cause = -1;     ///< the record at whose end this one could start; -1: the start of the training step
+  std::int32_t cause = -1;     ///< the record at whose end this one began; -1: the start of the training step
   std::int32_t step : 31 = -1; ///< of the task's pass; -1: a message
   bool launch : 1 = false;     ///< not the step itself, but its wait until the host had issued it
 };
-static_assert(sizeof(Record) == 32);
+static_assert(sizeof(Record) == 24);
 
 struct Played {
   Picoseconds step = 0;
   std::vector<Record> records;                                        ///< by end
   std::vector<std::vector<std::pair<Picoseconds, Picoseconds>>> tasks;   ///< per rank and task: start, end
   std::uint64_t events = 0;
+  [[nodiscard]] Picoseconds start(const Record& r) const { return r.cause < 0 ? 0 : records[static_cast<std::size_t>(r.cause)].end; }
   double slowest = 1;                                                 ///< least share of its full speed that any transfer ever had
 };
 

@@ -22,7 +22,7 @@ namespace moeplan {
 /// A step or message under way, on a cache line of its own. `left`: picoseconds of full speed at `since`.
 struct alignas(64) Running {
   std::int32_t rank = 0, task = 0, step = -1, cause = -1, flow = -1, joint = -1;
-  Picoseconds begin = 0, since = 0;
+  Picoseconds since = 0;
   double left = 0, speed = 1;
   std::uint32_t version = 0;
   bool launch = false;          ///< waits until the host has issued it

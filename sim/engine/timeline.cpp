@@ -28,7 +28,7 @@ StepTimeline timeline(const Job& job, const Played& played) {
   order.reserve(played.records.size());
   for (std::size_t i = 0; i < played.records.size(); ++i)
     if (!played.records[i].launch) order.push_back(static_cast<std::int32_t>(i));
-  const auto start_of = [&](const Record& r) { return r.step < 0 && task_of(r).kind == Task::Kind::receive && r.cause >= 0 ? std::min(r.start, played.records[index(r.cause)].start) : r.start; };
+  const auto start_of = [&](const Record& r) { return r.step < 0 && task_of(r).kind == Task::Kind::receive && r.cause >= 0 ? std::min(played.start(r), played.start(played.records[index(r.cause)])) : played.start(r); };
   std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
     const Record &x = played.records[index(a)], &y = played.records[index(b)];
     return std::tuple(start_of(x), x.rank, a) < std::tuple(start_of(y), y.rank, b);

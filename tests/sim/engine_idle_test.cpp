@@ -31,8 +31,12 @@ TEST(CriticalPath, SumsToTheStepAndHasNoHoles) {
   EXPECT_EQ(std::accumulate(path.time.begin(), path.time.end(), Picoseconds{0}), p.step);
   Picoseconds at = 0;
   for (const auto i : path.records) {
-    EXPECT_EQ(p.records[static_cast<std::size_t>(i)].start, at);
-    at = p.records[static_cast<std::size_t>(i)].end;
+    const Record& r = p.records[static_cast<std::size_t>(i)];
+    const auto& [first, last] = p.tasks[static_cast<std::size_t>(r.rank)][static_cast<std::size_t>(r.task)];
+    EXPECT_EQ(p.start(r), at);
+    EXPECT_GE(p.start(r), first);
+    EXPECT_LE(r.end, last);
+    at = r.end;
   }
   EXPECT_EQ(at, p.step);
 }
