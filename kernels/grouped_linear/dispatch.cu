@@ -3,6 +3,7 @@
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
+#include "kernels/grouped_linear/pairs.hpp"
 
 namespace moeplan::kernels::grouped_linear {
 namespace {
@@ -41,11 +42,7 @@ void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dim
 
 template <bool gated, Major major>
 void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters clusters, cudaStream_t stream) {
-    // Pairs halve the weight traffic from L2 to the multiprocessors when an expert has two token tiles or more. Below
-    // that there is nothing to share; far above it the launch is bound by arithmetic and the lockstep of two blocks
-    // costs up to 10 % (measured at 1024 rows per expert).
-    const bool pairs = clusters == Clusters::pairs || (clusters == Clusters::automatic && d.rows > 160ll * d.experts &&
-                                                       d.rows <= 512ll * d.experts);
+    const bool pairs = clusters == Clusters::pairs || (clusters == Clusters::automatic && takes_pairs(d.rows, d.experts));
     const std::string shape = describe(d);
     if (problem.gather != nullptr) {
         if (pairs)

@@ -4,11 +4,12 @@
 #include <cmath>
 #include <map>
 #include <mutex>
-#include <numbers>
 #include <tuple>
 
 #include "core/error.hpp"
 #include "core/spec/profile_keys.hpp"
+#include "kernels/grouped_linear/pairs.hpp"
+#include "sim/cost/expert_curve.hpp"
 #include "sim/cost/pair_traffic.hpp"
 #include "sim/cost/utilisation.hpp"
 
@@ -66,26 +67,8 @@ struct Prices::Tables {
 
   /// A grouped product in all but its rows.
   using Shape = std::tuple<std::array<float, CallShape::kFields>, std::array<std::uint8_t, CallShape::kFields>, bool, bool, Pass>;
-  /// Seconds of it over the rows that each expert has, at the rows that were measured and powers of the root of two between.
-  struct Curve {
-    std::vector<double> rows, seconds;
-    std::vector<const UtilisationTable::Sample*> sample;   ///< that with just these rows and as many experts, if there is one
-    bool foreign = false;
-    [[nodiscard]] const UtilisationTable::Sample* measured(double n) const {
-      const auto at = std::lower_bound(rows.begin(), rows.end(), n);
-      return at == rows.end() || *at != n ? nullptr : sample[static_cast<std::size_t>(at - rows.begin())];
-    }
-    [[nodiscard]] double at(double n) const {
-      if (n < 1) return n * seconds.front();   // as often as it has a row at all its weights are read
-      if (n <= rows.front()) return seconds.front();
-      if (n >= rows.back()) return seconds.back() * n / rows.back();
-      const auto i = static_cast<std::size_t>(std::upper_bound(rows.begin(), rows.end(), n) - rows.begin());
-      const double share = (n - rows[i - 1]) / (rows[i] - rows[i - 1]);
-      return (1 - share) * seconds[i - 1] + share * seconds[i];
-    }
-  };
   mutable std::mutex guard;   ///< of what follows from the samples and is kept because a search asks often
-  mutable std::map<Shape, Curve> curves;
+  mutable std::map<std::pair<Shape, bool>, ExpertCurve> curves;   ///< bool: in pairs
 
   [[nodiscard]] static Shape shape_without_rows(const op::GroupedLinear& op, Wants wants, Pass pass) {
     const CallShape s = shape_of_rows(op, wants, 0);
@@ -288,25 +271,13 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
   const UtilisationTable& table = tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)];
   const Tables::Shape shape = Tables::shape_without_rows(experts, wants, call.pass);
   const std::lock_guard lock(tables_->guard);
-  const auto [it, fresh] = tables_->curves.try_emplace(shape);
-  Tables::Curve& curve = it->second;
-  if (fresh) {
-    constexpr double most = 65536;
-    for (double n = 1; n <= most; n *= std::numbers::sqrt2) curve.rows.push_back(n);
-    for (const auto& s : table.samples()) curve.rows.push_back(std::round(std::expm1(static_cast<double>(s.shape.log[0]))));
-    std::erase_if(curve.rows, [](double n) { return n < 1; });
-    std::sort(curve.rows.begin(), curve.rows.end());
-    curve.rows.erase(std::unique(curve.rows.begin(), curve.rows.end()), curve.rows.end());
-    op::GroupedLinear alike = experts;
-    for (const double n : curve.rows) {
-      alike.rows = std::llround(n * static_cast<double>(experts.experts));
+  const auto [it, fresh] = tables_->curves.try_emplace({shape, kernels::grouped_linear::takes_pairs(experts.rows, experts.experts)});
+  if (fresh)
+    it->second = expert_curve(experts, wants, table, [&](const op::GroupedLinear& alike, double utilisation) {
       const Limit l = limit_on(device_, flops(Op{alike}, call.pass, wants).value, static_cast<double>(bytes_moved(Op{alike}, call.pass, wants).value));
-      const auto a = table.look_up(shape_of_rows(alike, wants, n));
-      curve.seconds.push_back((l.seconds + kAloneSeconds) / (a.utilisation * (l.compute_bound ? matmul_scale_ : bandwidth_scale_)));
-      curve.sample.push_back(a.exact);
-      curve.foreign |= a.foreign;
-    }
-  }
+      return (l.seconds + kAloneSeconds) / (utilisation * (l.compute_bound ? matmul_scale_ : bandwidth_scale_));
+    });
+  const ExpertCurve& curve = it->second;
   double seconds = 0, spread = kMachineSpread;
   bool measured = same_device_ && weight > 0;   // rows of every expert were
   if (weight > 0) {

@@ -1,0 +1,37 @@
+#pragma once
+/// Time of a grouped product of this project's kernels over the rows of an expert, and thereby of any load.
+///
+///   time = sum over experts of t(n_e) / E,   t(n): the product in which all E have n rows
+///
+/// t is a staircase: an expert's rows are cut into ceil(n / 128) tiles, and each streams the weights
+/// (kernels/grouped_linear/tile_schedule.hpp). Blocks work in pairs where the mean rows say so (`takes_pairs`), and
+/// then two tiles take hardly longer than one: 448 experts of 3584 x 6144 take 5.5 ms with 128 rows each, 10.6 with 144
+/// (alone), 7.8 with 192 and 256, 13.1 with 320 and 384 (pairs; one H200). So a curve holds for one way of working,
+/// whatever the rows of a single expert.
+
+#include <functional>
+#include <vector>
+
+#include "sim/cost/utilisation.hpp"
+
+namespace moeplan {
+
+/// Rows of an expert, ascending, and seconds of the whole product.
+struct ExpertCurve {
+  std::vector<double> rows, seconds;
+  std::vector<const UtilisationTable::Sample*>
+      sample;            ///< that with just these rows and as many experts, if there is one
+  bool foreign = false;  ///< some of it follows from other types or gradients
+
+  /// Between measured rows of as many tiles a straight line, held beyond them; with so many tiles as no sample has,
+  /// straight over tiles; beyond the last as many times longer. Below one row: as often as there is one.
+  [[nodiscard]] double at(double n) const;
+  [[nodiscard]] const UtilisationTable::Sample* measured(double n) const;
+};
+
+/// The curve of `experts` at its mean rows, from the samples of its pass. `seconds`: of the call with other rows, at a
+/// utilisation.
+[[nodiscard]] ExpertCurve expert_curve(const op::GroupedLinear& experts, Wants wants, const UtilisationTable& table,
+                                       const std::function<double(const op::GroupedLinear&, double)>& seconds);
+
+}  // namespace moeplan

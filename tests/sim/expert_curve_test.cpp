@@ -1,0 +1,61 @@
+/// Times of grouped products over the rows of an expert: stairs of 128 rows, and two ways in which blocks work.
+
+#include "sim/cost/expert_curve.hpp"
+
+#include <gtest/gtest.h>
+
+namespace moeplan {
+namespace {
+
+constexpr std::int64_t kExperts = 64;
+op::GroupedLinear experts(double mean) {
+  return {.rows = std::llround(mean * kExperts), .experts = kExperts, .in = 64, .out = 64};
+}
+
+/// Seconds 1 / u of equal rows: one tile 5, two 10 where blocks work alone and 8 in pairs, three 13 and four 16 in
+/// pairs, six 30 alone.
+UtilisationTable table() {
+  UtilisationTable t;
+  const auto add = [&](double rows, double seconds) {
+    t.add({.shape = shape_of(Op{experts(rows)}, {}), .utilisation = 1 / seconds, .seconds = seconds});
+  };
+  add(32, 5), add(128, 5), add(144, 10), add(192, 8), add(256, 8), add(320, 13), add(384, 13), add(512, 16),
+      add(768, 30);
+  t.arrange();
+  return t;
+}
+ExpertCurve curve(const UtilisationTable& t, double mean) {
+  return expert_curve(experts(mean), {}, t,
+                      [](const op::GroupedLinear&, double utilisation) { return 1 / utilisation; });
+}
+
+TEST(ExpertCurve, is_a_staircase_of_tiles_in_the_way_that_the_mean_rows_choose) {
+  const UtilisationTable t = table();
+  const ExpertCurve alone = curve(t, 128), pairs = curve(t, 256), many = curve(t, 1024);
+  for (const ExpertCurve* c : {&alone, &pairs, &many}) {
+    EXPECT_NEAR(c->at(100), 5, 1e-6) << "one tile is shared by nobody";
+    EXPECT_NEAR(c->at(0.5) / c->at(1), 0.5, 1e-9) << "half of the time an expert has no row";
+  }
+  EXPECT_NEAR(alone.at(129), 10, 1e-6) << "a tile begun costs all of it";
+  EXPECT_NEAR(alone.at(200), 10, 1e-6) << "not the 8 of calls whose mean is 200";
+  EXPECT_NEAR(pairs.at(129), 8, 1e-6);
+  EXPECT_NEAR(pairs.at(150), 8, 1e-6) << "not the 10 of calls whose mean is 150";
+  EXPECT_NEAR(pairs.at(257), 13, 1e-6) << "no slope from 256 to 320";
+  EXPECT_NEAR(pairs.at(450), 16, 1e-6);
+  EXPECT_NEAR(alone.at(300), 15, 1e-6) << "three tiles lie a quarter of the way from two (10) to six (30)";
+  EXPECT_NEAR(many.at(300), 15, 1e-6);
+  EXPECT_NEAR(many.at(768), 30, 1e-6);
+}
+
+TEST(ExpertCurve, says_which_rows_were_measured_so) {
+  const UtilisationTable t = table();
+  const ExpertCurve alone = curve(t, 128), pairs = curve(t, 256);
+  EXPECT_NE(alone.measured(144), nullptr);
+  EXPECT_EQ(alone.measured(192), nullptr) << "measured in pairs";
+  EXPECT_EQ(pairs.measured(144), nullptr);
+  EXPECT_NE(pairs.measured(192), nullptr);
+  EXPECT_EQ(pairs.measured(200), nullptr);
+}
+
+}  // namespace
+}  // namespace moeplan
