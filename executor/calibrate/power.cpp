@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "core/spec/power_bound.hpp"
 #include "executor/calibrate/machine.hpp"
 #include "executor/calibrate/stage.hpp"
 
@@ -15,7 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Until a device has settled, and for how long it is watched then: an H200 settles in 0.15 s and counts energy in steps of 0.1 s.
+/// Until a device has settled, and for how long it is watched then: an H200 settles in 0.15 s and counts energy in
+/// steps of 0.1 s.
 constexpr double kSettle = 0.16, kWatched = 0.36;
 /// Work queued at once: without rest, and before each rest. An H200 looks at its power about every 25 ms.
 constexpr double kBurst = 0.01, kShortBurst = 0.002;
@@ -36,7 +38,8 @@ void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<do
 /// The meters read beside the work.
 class Log {
  public:
-  Log(const PowerMeter& meter, Clock::time_point start) : thread_([this, &meter, start](const std::stop_token& stop) {
+  Log(const PowerMeter& meter, Clock::time_point start)
+      : thread_([this, &meter, start](const std::stop_token& stop) {
           std::optional<double> last = meter.joules();
           for (int i = 0; !stop.stop_requested(); ++i, rest(1e-3)) {
             const std::optional<double> now = meter.joules();
@@ -64,12 +67,14 @@ class Log {
   }
 
  private:
-  std::vector<std::pair<double, double>> energy_, clock_;   ///< seconds; J, MHz
+  std::vector<std::pair<double, double>> energy_, clock_;  ///< seconds; J, MHz
   std::jthread thread_;
 };
 
-/// `work` over and over, each time `times` calls, then at rest for `share` of what it took and `least` seconds. Nothing where the meters said too little.
-std::optional<Held> hold(Backend& backend, const PowerMeter& meter, const std::function<void()>& work, std::int64_t times, double share, double least) {
+/// `work` over and over, each time `times` calls, then at rest for `share` of what it took and `least` seconds. Nothing
+/// where the meters said too little.
+std::optional<Held> hold(Backend& backend, const PowerMeter& meter, const std::function<void()>& work,
+                         std::int64_t times, double share, double least) {
   const auto start = Clock::now();
   Log log(meter, start);
   double seconds = 0, first = 0, last = 0, bursts = 0;
@@ -101,7 +106,8 @@ bool are_alike(const Op& a, const Op& b) {
         const T& y = std::get<T>(b);
         for_each_field<T>([&](const auto& f) {
           if constexpr (std::is_same_v<std::remove_cvref_t<decltype(x.*(f.member))>, std::int64_t>) {
-            const auto u = std::max(static_cast<double>(x.*(f.member)), 0.75), v = std::max(static_cast<double>(y.*(f.member)), 0.75);   // none is not within it of one
+            const auto u = std::max(static_cast<double>(x.*(f.member)), 0.75),
+                       v = std::max(static_cast<double>(y.*(f.member)), 0.75);  // none is not within it of one
             near = near && u < kAlike * v && v < kAlike * u;
           }
         });
@@ -110,22 +116,19 @@ bool are_alike(const Op& a, const Op& b) {
   return near;
 }
 
-using Kind = std::tuple<std::size_t, Pass, DType>;
-Kind kind_of(const OpCall& call) {
+PowerBound bounds_of(const OpCall& call, const DeviceSpec& device) {
+  const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
+  return {flops(call.op, call.pass, wants).value / device.peak.at("bf16").value,
+          static_cast<double>(bytes_moved(call.op, call.pass, wants).value) / device.memory_bandwidth.value};
+}
+
+/// Operator, pass, type of its weights, bound by products.
+using Kind = std::tuple<std::size_t, Pass, DType, bool>;
+Kind kind_of(const OpCall& call, const DeviceSpec& device) {
   DType weight = DType::bf16;
   if (const auto* l = std::get_if<op::Linear>(&call.op)) weight = l->weight;
   if (const auto* g = std::get_if<op::GroupedLinear>(&call.op)) weight = g->weight;
-  return {call.op.index(), call.pass, weight};
-}
-
-/// Seconds by the data sheet.
-struct Bounds {
-  double compute = 0, traffic = 0;
-  [[nodiscard]] bool products() const { return compute >= traffic; }
-};
-Bounds bounds_of(const OpCall& call, const DeviceSpec& device) {
-  const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
-  return {flops(call.op, call.pass, wants).value / device.peak.at("bf16").value, static_cast<double>(bytes_moved(call.op, call.pass, wants).value) / device.memory_bandwidth.value};
+  return {call.op.index(), call.pass, weight, bounds_of(call, device).by_products()};
 }
 
 double median(std::vector<double> v) {
@@ -134,7 +137,9 @@ double median(std::vector<double> v) {
 }
 
 /// Of a call that does not slow the device by itself: how its time grows where products have slowed it.
-std::optional<double> share_behind_products(Backend& backend, const PowerMeter& meter, const std::function<void()>& work, double seconds, double boost, const TensorView& flush) {
+std::optional<double> share_behind_products(Backend& backend, const PowerMeter& meter,
+                                            const std::function<void()>& work, double seconds, double boost,
+                                            const TensorView& flush) {
   const auto timed = [&] {
     backend.clear(flush);
     return backend.time(work).value;
@@ -158,13 +163,16 @@ std::optional<double> share_behind_products(Backend& backend, const PowerMeter& 
 
 }  // namespace
 
-std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, const std::vector<ProfileSample>& samples, const std::vector<PowerSample>& known, const DeviceSpec& device) {
+std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, const std::vector<ProfileSample>& samples,
+                                const std::vector<PowerSample>& known, const DeviceSpec& device) {
   std::map<std::string, double> seconds;
   for (const ProfileSample& s : samples) seconds.emplace(s.key, s.median.value);
   std::map<Kind, std::vector<std::pair<double, OpCall>>> classes;
   for (const auto& [name, call] : calls) {
     const auto it = seconds.find(name);
-    if (it != seconds.end() && it->second >= kShortestCall && std::max(bounds_of(call, device).compute, bounds_of(call, device).traffic) > 0) classes[kind_of(call)].emplace_back(it->second, call);
+    if (it != seconds.end() && it->second >= kShortestCall &&
+        std::max(bounds_of(call, device).compute, bounds_of(call, device).traffic) > 0)
+      classes[kind_of(call, device)].emplace_back(it->second, call);
   }
   std::vector<OpCall> out;
   for (const auto& [kind, of_kind] : classes) {
@@ -174,10 +182,15 @@ std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, cons
         if (each.first <= most && (best == nullptr || each.first > best->first)) best = &each;
       return best;
     };
-    const auto stands_for = [&](const OpCall& call, const OpCall& other) { return kind_of(other) == kind && (!bounds_of(call, device).products() || are_alike(call.op, other.op)); };
+    const auto stands_for = [&](const OpCall& call, const OpCall& other) {
+      return kind_of(other, device) == kind && (!bounds_of(call, device).by_products() || are_alike(call.op, other.op));
+    };
     const auto* longest = longest_within(kLongestCall);
-    if (longest == nullptr) longest = &*std::min_element(of_kind.begin(), of_kind.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    const auto* smaller = bounds_of(longest->second, device).products() ? longest_within(longest->first * kSmaller) : nullptr;
+    if (longest == nullptr)
+      longest = &*std::min_element(of_kind.begin(), of_kind.end(),
+                                   [](const auto& a, const auto& b) { return a.first < b.first; });
+    const auto* smaller =
+        bounds_of(longest->second, device).by_products() ? longest_within(longest->first * kSmaller) : nullptr;
     for (const auto* each : {longest, smaller}) {
       if (each == nullptr) continue;
       const bool stands = std::any_of(known.begin(), known.end(), [&](const PowerSample& s) {
@@ -190,11 +203,13 @@ std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, cons
   return out;
 }
 
-PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<const OpCall> calls, const std::function<void(std::size_t, std::size_t)>& progress) {
+PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<const OpCall> calls,
+                         const std::function<void(std::size_t, std::size_t)>& progress) {
   PowerReadings out;
   const Backend::Memory memory = backend.allocate(kFlush, "cache flush");
   const TensorView flush{memory.get(), DType::f32, {kFlush.value / 4}}, little{memory.get(), DType::f32, {64}};
-  const std::optional<Held> awake = hold(backend, meter, [&] { backend.clear(little); }, 1, 0, 1e-3);
+  const std::optional<Held> awake = hold(
+      backend, meter, [&] { backend.clear(little); }, 1, 0, 1e-3);
   if (!awake) return out;
   out.idle = awake->watts, out.boost = awake->clock;
   std::size_t done = 0;
@@ -207,7 +222,11 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
       backend.wait();
       const double seconds = std::max(1e-6, backend.time(once).value);
       const auto burst = [&](double length) { return std::max<std::int64_t>(1, std::llround(length / seconds)); };
-      const auto repeated = [&](std::int64_t times) { return [&once, times] { for (std::int64_t i = 0; i < times; ++i) once(); }; };
+      const auto repeated = [&](std::int64_t times) {
+        return [&once, times] {
+          for (std::int64_t i = 0; i < times; ++i) once();
+        };
+      };
       const std::optional<Held> sustained = hold(backend, meter, repeated(burst(kBurst)), burst(kBurst), 0, 0);
       if (!sustained) continue;
       PowerReading reading{.call = call, .sustained = *sustained, .rested = {}, .share = {}};
@@ -225,14 +244,16 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
   return out;
 }
 
-std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limit, const DeviceSpec& device, const std::optional<PowerProfile>& before) {
+std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limit, const DeviceSpec& device,
+                                      const std::optional<PowerProfile>& before) {
   const double idle = before ? before->idle : readings.idle, boost = before ? before->boost : readings.boost;
   if (boost <= 0 || readings.boost <= 0) return before;
   std::map<std::string, const PowerReading*> by_key;
   for (const PowerReading& r : readings.calls) by_key.emplace(key(r.call.op, r.call.pass, r.call.wants), &r);
   const auto energy = [&](const Held& h) { return (h.watts - idle) / h.rate; };
   const auto power = [&](const PowerReading& r) { return idle + energy(*r.rested) / r.rested->seconds; };
-  PowerProfile out = before.value_or(PowerProfile{.limit = limit, .peak = 0, .idle = idle, .boost = boost, .exponent = 1, .samples = {}});
+  PowerProfile out = before.value_or(
+      PowerProfile{.limit = limit, .peak = 0, .idle = idle, .boost = boost, .exponent = 1, .samples = {}});
   if (!before) {
     double most = 0;
     for (const auto& [name, r] : by_key)
@@ -242,43 +263,51 @@ std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limi
     for (const auto& [name, r] : by_key)
       if (r->rested && power(*r) >= kSlowed * most) near.push_back(power(*r));
     out.peak = median(near);
-    double energies = 0, clocks = 0;   // the larger the fall, the more it says
+    double energies = 0, clocks = 0;  // the larger the fall, the more it says
     for (const auto& [name, r] : by_key)
-      if (r->rested && power(*r) < kSlowed * out.peak) energies += std::log(energy(r->sustained) / energy(*r->rested)), clocks += std::log(r->sustained.clock / r->rested->clock);
+      if (r->rested && power(*r) < kSlowed * out.peak)
+        energies += std::log(energy(r->sustained) / energy(*r->rested)),
+            clocks += std::log(r->sustained.clock / r->rested->clock);
     if (clocks != 0) out.exponent = std::clamp(energies / clocks, 0.0, 4.0);
   }
   struct Fitted {
     std::string key;
     double joules = 0, share = 0;
-    Bounds bounds;
+    PowerBound bounds;
   };
   std::vector<Fitted> fitted;
-  double memory = 0;   // W at the full rate of memory, of the calls that do least beside
+  double memory = 0;  // W at the full rate of memory, of the calls that do least beside
   const auto count_memory = [&](double watts) { memory = memory > 0 ? std::min(memory, watts) : watts; };
   for (const PowerSample& s : out.samples)
-    if (const auto call = parse_key(s.key); call && !bounds_of(*call, device).products()) count_memory(s.watts);
+    if (const auto call = parse_key(s.key); call && !bounds_of(*call, device).has_products()) count_memory(s.watts);
   const double memory_before = memory;
   for (const auto& [name, reading] : by_key) {
     const PowerReading& r = *reading;
-    Fitted f{.key = name, .joules = 0, .share = r.rested ? 1 : r.share.value_or(bounds_of(r.call, device).products() ? 1.0 : 0.0), .bounds = bounds_of(r.call, device)};
+    Fitted f{.key = name,
+             .joules = 0,
+             .share = r.rested ? 1 : r.share.value_or(bounds_of(r.call, device).by_products() ? 1.0 : 0.0),
+             .bounds = bounds_of(r.call, device)};
     const double x = std::min(1.0, r.sustained.clock / boost);
     const auto at_boost = [&] { return energy(r.sustained) / energy_at(out, f.share, x); };
-    for (int i = 0; r.rested && i < 16; ++i) {   // what it reaches at rest depends on its share, and the share on that
+    for (int i = 0; r.rested && i < 16; ++i) {  // what it reaches at rest depends on its share, and the share on that
       const double reached = reached_clock(out, f.share, at_boost(), r.rested->seconds);
-      f.share = reached < 1.02 * x ? 1 : std::clamp((r.sustained.seconds / r.rested->seconds - 1) / (reached / x - 1), 0.0, 1.0);
+      f.share = reached < 1.02 * x
+                    ? 1
+                    : std::clamp((r.sustained.seconds / r.rested->seconds - 1) / (reached / x - 1), 0.0, 1.0);
     }
     f.joules = at_boost();
-    if (!f.bounds.products() && f.joules > 0) count_memory(f.joules / f.bounds.traffic);
+    if (!f.bounds.has_products() && f.joules > 0) count_memory(f.joules / f.bounds.traffic);
     fitted.push_back(f);
   }
-  for (PowerSample& s : out.samples)   // a call's energy is what was read, however it is told apart
+  for (PowerSample& s : out.samples)  // a call's energy is what was read, however it is told apart
     if (const auto call = parse_key(s.key)) {
-      const Bounds b = bounds_of(*call, device);
-      if (b.products()) s.watts += (memory_before - memory) * b.traffic / b.compute;
+      const PowerBound b = bounds_of(*call, device);
+      if (b.has_products()) s.watts += (memory_before - memory) * b.traffic / b.compute;
     }
   std::erase_if(out.samples, [](const PowerSample& s) { return s.watts <= 0; });
   for (const Fitted& f : fitted) {
-    const double watts = f.bounds.products() ? (f.joules - memory * f.bounds.traffic) / f.bounds.compute : f.joules / f.bounds.traffic;
+    const double watts = f.bounds.has_products() ? (f.joules - memory * f.bounds.traffic) / f.bounds.compute
+                                                 : f.joules / f.bounds.traffic;
     if (watts > 0 && watts <= 1e6) out.samples.push_back({.key = f.key, .watts = watts, .clock_share = f.share});
   }
   return out;

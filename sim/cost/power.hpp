@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/spec/power_bound.hpp"
 #include "core/spec/power_law.hpp"
 #include "sim/cost/utilisation.hpp"
 
@@ -17,10 +18,10 @@ class PowerTables {
   PowerTables(const PowerProfile& profile, const DeviceSpec& device);
 
   /// A call that takes `seconds` at rest, and by the data sheet `compute` seconds for its flops and `traffic` for its bytes:
-  ///   products  J = watts compute + memory traffic      memory: the least of the samples that bytes bind, which does least beside
-  ///   others    J = watts traffic
-  /// From the samples of its operator and pass, by inverse squared distance of their shapes; without any those of its other pass; without any the mean of
-  /// all that products bind, or `memory`.
+  ///   with products  J = watts compute + memory traffic      memory: the least of the samples without, which does least beside
+  ///   others         J = watts traffic
+  /// From the samples of its operator and pass that are bound as it is (core/spec/power_bound.hpp), by inverse squared distance of their shapes; without any those bound
+  /// otherwise; without any those of its other pass; without any the mean of all with products, or `memory`.
   [[nodiscard]] PoweredCall call(const OpCall& call, double compute, double traffic, double seconds) const;
   [[nodiscard]] const PowerProfile& profile() const { return profile_; }
 
@@ -28,7 +29,8 @@ class PowerTables {
   struct Class {
     CallShape shape;
     double watts = 0, clock_share = 0;
-    bool products = false;
+    bool products = false;      ///< watts are those of products
+    bool by_products = false;   ///< it was bound by them
   };
   PowerProfile profile_;
   std::array<std::array<std::vector<Class>, 2>, std::variant_size_v<Op>> of_;   ///< operator, pass

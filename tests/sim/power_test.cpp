@@ -114,6 +114,19 @@ TEST(PowerTables, products_alone_draw_what_they_were_seen_to_draw) {
   EXPECT_NEAR(tables.call(call("rms_norm tokens=8 hidden=64 forward"), 2, 10, 20).joules, 8000, 1e-6) << "as much as products a second, for want of better";
 }
 
+// The same product with many rows and with few: its flops bind it, or the weights' bytes.
+TEST(PowerTables, a_call_is_asked_among_those_that_are_bound_as_it_is) {
+  PowerProfile p = toy_power();
+  p.samples = {{.key = "linear tokens=64000 in=6400 out=6400 forward", .watts = 800, .clock_share = 0.9}, {.key = "linear tokens=1 in=6400 out=6400 forward", .watts = 300, .clock_share = 0}};
+  const PowerTables tables(p, toy());
+  EXPECT_NEAR(tables.call(call("linear tokens=8 in=6400 out=6400 forward"), 1, 100, 200).clock_share, 0, 1e-12) << "bytes bind it";
+  EXPECT_NEAR(tables.call(call("linear tokens=8 in=6400 out=6400 forward"), 100, 1, 200).clock_share, 0.9, 1e-12);
+  EXPECT_NEAR(tables.call(call("linear tokens=8 in=6400 out=6400 forward"), 100, 10, 200).joules, 800 * 100 + 300 * 10, 1e-6);
+  // A quarter of the bytes' time is enough to tell products apart: what the same call draws is then the same sum, whatever binds it.
+  p.samples = {{.key = "linear tokens=64000 in=6400 out=6400 forward", .watts = 800, .clock_share = 0.9}, {.key = "add tokens=100 hidden=64 forward", .watts = 300, .clock_share = 0.1}};
+  EXPECT_NEAR(PowerTables(p, toy()).call(call("linear tokens=8 in=6400 out=6400 forward"), 5, 10, 20).joules, 800 * 5 + 300 * 10, 1e-6);
+}
+
 TEST(PowerTables, a_sample_of_no_call_is_refused) {
   PowerProfile p = toy_power();
   p.samples = {{.key = "liner tokens=1 forward", .watts = 1, .clock_share = 0}};
