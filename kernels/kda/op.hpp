@@ -59,14 +59,12 @@ struct Kda {
     return {n * (18 * d * d + 30 * c * d + 14 * c * c / 3)};
   }
 
-  /// The chunks' factors (P, T-applied keys and values, decayed queries and keys; 2 (4 D + C) bytes a token and head), backward also
-  /// the states of S and dS at every chunk's edge in float. Heads are worked on in groups so that it stays below 256 MiB where one
-  /// head allows.
+  /// What today's Triton kernels take, all heads at once (ours take less: scratch.hpp). Forward: the chunks' factors (P, T-applied keys
+  /// and values, decayed queries and keys; 2 (4 D + C) bytes a token and head). Backward: 40 D bytes, flash-linear-attention's peak of
+  /// 7,716 bytes a token and head of 128 columns (H200, bench/results/kda_h200.md) less operands and gradients of 2,568.
   [[nodiscard]] Bytes workspace(Pass pass, Wants wants) const {
     if (pass == Pass::backward && wants == Wants{false, false}) return {0};
-    const std::int64_t chunks = (tokens + chunk - 1) / chunk;
-    const std::int64_t head = tokens * 2 * (4 * head_dim + chunk) + (pass == Pass::backward ? chunks * 8 * head_dim * head_dim : 0);
-    return {std::min(heads * head, std::max<std::int64_t>(std::int64_t{256} << 20, head))};
+    return {heads * tokens * (pass == Pass::forward ? 2 * (4 * head_dim + chunk) : 40 * head_dim)};
   }
 
   static std::vector<Kda> cases() {
