@@ -217,8 +217,8 @@ TEST_F(AttentionCuda, ReachesBeyond2To31Elements) {
 
 TEST(AttentionCudaRefusal, NamesTheNumbers) {
   EXPECT_NE(
-      cuda::refusal(Attention{.tokens = 8, .sequence_length = 8, .heads = 1, .kv_heads = 1, .d_qk = 512, .d_v = 512})
-          .find("512"),
+      cuda::refusal(Attention{.tokens = 8, .sequence_length = 8, .heads = 1, .kv_heads = 1, .d_qk = 520, .d_v = 512})
+          .find("520"),
       std::string::npos);
   EXPECT_NE(
       cuda::refusal(Attention{.tokens = 8, .sequence_length = 8, .heads = 3, .kv_heads = 2, .d_qk = 64, .d_v = 64})
