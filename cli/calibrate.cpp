@@ -22,6 +22,7 @@
 #include "executor/calibrate/power.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
+#include "sim/memory/memory.hpp"
 
 namespace moeplan::cli {
 namespace {
@@ -60,8 +61,14 @@ std::string device_name(const Context& context, const Options& options, const st
 
 using Calls = std::map<std::string, OpCall>;   ///< by key
 
-/// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads.
-void add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, Calls& calls) {
+/// What a step of a plan holds beside the driver's context, which is what it touches.
+Bytes touched(const Program& program, const Problem& problem, const Plan& plan) {
+  const MemoryBreakdown m = memory(program, problem, plan);
+  return m.peak() - m[MemoryCategory::runtime_context] - m[MemoryCategory::communication];
+}
+
+/// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads. Returns what its step touches.
+Bytes add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, Calls& calls) {
   ProblemRequest request;
   request.model = model;
   request.device = device;
@@ -77,9 +84,11 @@ void add_model(const Context& context, const Options& options, const std::string
   plan.micro_batch = micro_batch;
   plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
   check_micro_batch(problem, plan.micro_batch, "--micro-batch");
-  Calls mine = calls_of(lower(problem, plan, 0));
+  const Program program = lower(problem, plan, 0);
+  Calls mine = calls_of(program);
   add_loads(mine, options.backend == "cuda");
   calls.merge(mine);
+  return touched(program, problem, plan);
 }
 
 /// What the meters said, from which the section follows.
@@ -104,14 +113,15 @@ Output run(const Context& context, Options options) {
   if (options.plans.empty() == options.models.empty()) throw InputError("calibrate", options.plans.empty() ? "nothing to measure" : "plans and models together", "give plan files, or --model NAME");
   std::map<std::string, Calls> of_model;
   std::optional<DeviceSpec> device;
+  Bytes most{};   // of the steps, what one touches
   const OpenBackend opened = open_backend(options.backend, false);
   if (!options.models.empty()) {
     const std::string name = device_name(context, options, opened.device);
     device = load_device(context.configs, name).device;
     for (const std::string& model : options.models) {
       for (const std::int64_t micro_batch : options.micro_batches) {
-        if (options.sequences.empty()) add_model(context, options, model, std::nullopt, micro_batch, name, of_model[model]);
-        for (const std::int64_t length : options.sequences) add_model(context, options, model, length, micro_batch, name, of_model[model]);
+        if (options.sequences.empty()) most = std::max(most, add_model(context, options, model, std::nullopt, micro_batch, name, of_model[model]));
+        for (const std::int64_t length : options.sequences) most = std::max(most, add_model(context, options, model, length, micro_batch, name, of_model[model]));
       }
     }
   }
@@ -121,7 +131,11 @@ Output run(const Context& context, Options options) {
       throw InputError(file, fmt::format("is for {}, the plans before it for {}", loaded.problem.cluster.device.name, device->name), "calibrate one device at a time");
     device = loaded.problem.cluster.device;
     const Parallelism& p = loaded.plan.parallelism;
-    for (int stage = 0; stage < p.pp; ++stage) of_model[loaded.problem.model.name].merge(calls_of(lower(loaded.problem, loaded.plan, stage * p.stage_ranks())));
+    for (int stage = 0; stage < p.pp; ++stage) {
+      const Program program = lower(loaded.problem, loaded.plan, stage * p.stage_ranks());
+      of_model[loaded.problem.model.name].merge(calls_of(program));
+      most = std::max(most, touched(program, loaded.problem, loaded.plan));
+    }
   }
   Calls calls;
   for (const auto& [model, mine] : of_model) calls.insert(mine.begin(), mine.end());
@@ -129,6 +143,7 @@ Output run(const Context& context, Options options) {
   const bool at_rest = meter.meter && !options.busy_milliseconds;
   options.timing.busy = {options.busy_milliseconds.value_or(options.backend == "cuda" && !at_rest ? kBusyMilliseconds : 0.0) * 1e-3};
   options.timing.rest = at_rest ? kRest : 0;
+  options.timing.touched = most;
   OutputFiles files({options.output});
   DeviceProfile profile{.name = options.name, .driver = calibration_origin(opened.device, MOEPLAN_VERSION, options.backend), .date = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr))), .source = "", .device = *device, .samples = {}, .power = {}};
   Output out;
@@ -142,7 +157,7 @@ Output run(const Context& context, Options options) {
     out.notes.push_back(fmt::format("{}: {} samples kept", options.output, before.samples.size()));
   }
   std::string of = options.models.empty() ? fmt::format("{} plan{}", options.plans.size(), options.plans.size() == 1 ? "" : "s") : fmt::format("{}", fmt::join(options.models, ", "));
-  profile.source = fmt::format("moeplan calibrate: {} calls of {}, medians of {} to {} samples, weights from memory, inputs just written", calls.size(), of, options.timing.least, options.timing.most);
+  profile.source = fmt::format("moeplan calibrate: {} calls of {}, medians of {} to {} samples, caches as {} of a step leave them, inputs just written", calls.size(), of, options.timing.least, options.timing.most, human(std::min(most, kMostCleared)));
   const auto save = [&](const std::vector<ProfileSample>& samples) {
     profile.samples = samples;
     files.write(options.output, to_json(profile).dump(1) + "\n");

@@ -16,9 +16,6 @@
 namespace moeplan {
 namespace {
 
-/// More than any last cache here: 50 MB on H200, 126 MB on B200.
-constexpr Bytes kFlush{192 << 20};
-
 /// Rows of an expert beside those of the calls themselves, and rows in all of few experts that have more.
 constexpr std::array kRows{8, 32, 64, 96, 128, 144, 192, 256, 320, 384, 512};
 constexpr std::array kManyRows{1024, 2048, 4096, 8192};
@@ -105,9 +102,10 @@ Calibration calibrate(Backend& backend, const std::map<std::string, OpCall>& cal
     for (const auto& [name, s] : samples) out.push_back(s);
     return out;
   };
-  const Backend::Memory memory = backend.allocate(kFlush, "cache flush");
+  const Bytes cleared{std::clamp<std::int64_t>(options.touched.value / 4 * 4, 4, kMostCleared.value)};
+  const Backend::Memory memory = backend.allocate(cleared, "cache flush");
   Busy busy(backend, options.busy);
-  const Surroundings around{.flush = {memory.get(), DType::f32, {kFlush.value / 4}}, .bare = bare_seconds(backend), .busy = busy.work()};
+  const Surroundings around{.flush = {memory.get(), DType::f32, {cleared.value / 4}}, .bare = bare_seconds(backend), .busy = busy.work()};
   Calibration out;
   if (!samples.contains(std::string(kLaunchKey)))
     for (const ProfileSample& s : machine_samples(backend, around)) samples.emplace(s.key, s);

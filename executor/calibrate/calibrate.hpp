@@ -18,17 +18,21 @@ namespace moeplan {
 /// at other rows of an expert, from which those of any load follow (sim/cost/price.hpp): a tile begun, full and just passed, few experts with many rows.
 void add_loads(std::map<std::string, OpCall>& calls, bool tiles);
 
+/// More than any last cache here: 50 MB on H200, 126 MB on B200.
+inline constexpr Bytes kMostCleared{192 << 20};
+
 struct TimingOptions {
   std::int64_t least = 5, most = 50;   ///< samples of one call
   double noise = 0.02;                 ///< enough when the median's standard error is below this share of it
   Seconds limit{2};                    ///< and in any case after this long on one call, with `least` samples
   Seconds busy{};                      ///< before each sample the device multiplies matrices for about so long, as in a step: its clock follows its load
+  Bytes touched = kMostCleared;        ///< by a step between two uses of an operand: so much is cleared before each sample
   double rest = 0;                     ///< after each sample it does nothing for so many times as long: its clock stays where it is without load
 };
 
-/// Times one call on operands with made-up values: reals nearly normal, integers by kernels/example_values.hpp. Caches are as in a step: before each sample a buffer larger
-/// than the last cache is cleared (`flush`, f32), so that weights and kept values come from memory, and then what the calls before would just
-/// have written, inputs or arriving gradients, is written again. Throws InputError where the operands do not fit the device, naming the call.
+/// Times one call on operands with made-up values: reals nearly normal, integers by kernels/example_values.hpp. Caches are as in a step: before each sample a buffer as
+/// large as what a step touches, or larger than the last cache, is cleared (`flush`, f32), so that weights and kept values come from where they do in a step (a tiny
+/// model's from the cache), and then what the calls before would just have written, inputs or arriving gradients, is written again. Throws InputError where the operands do not fit the device, naming the call.
 /// What events around nothing measure (`bare`) is taken off.
 struct Surroundings {
   TensorView flush;
