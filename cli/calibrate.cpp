@@ -101,6 +101,7 @@ Json readings_json(const PowerReadings& readings) {
 }
 
 std::string power_note(const std::optional<PowerProfile>& p, std::size_t asked, std::size_t read) {
+  if (asked > 0 && read == 0) return fmt::format("power: the meters said nothing of {} calls", asked);
   if (!p) return fmt::format("power: none of {} calls lowered the clock: times hold at any", read);
   return fmt::format("power: {} of {} calls read; {:.0f} W held, {:.0f} W at most, {:.0f} W idle at {:.0f} MHz, energy by the {:.2f}th power of the clock, {} classes", read, asked, p->limit, p->peak,
                      p->idle, p->boost, p->exponent, p->samples.size());

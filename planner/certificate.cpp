@@ -28,6 +28,7 @@ bool something_fits(const Problem& problem, SearchOptions options) {
 std::optional<std::int64_t> larger_cluster(const Problem& problem, const SearchOptions& options) {
   Problem larger = problem;
   if (std::vector<LinkTier>& tiers = larger.cluster.tiers; !tiers.empty() && tiers.back().kind != LinkKind::network) {
+    if (tiers.back().span == 0) tiers.back().span = problem.cluster.devices();
     tiers.push_back(tiers.back());
     tiers.back().kind = LinkKind::network;
     tiers.back().span = 0;

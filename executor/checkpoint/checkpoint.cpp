@@ -76,9 +76,9 @@ Json verified(const fs::path& at) {
   const Json json = load_json(at / "manifest.json");
   const Place root(json, where);
   if (!json.is_object()) root.wrong_type("an object");
+  if (json.contains("format") && read_string(root.at("format")) != kFormat) root.at("format").refuse("is " + shown(read_string(root.at("format"))), std::string(kFormat));
   for (const char* key : {"format", "step", "fingerprint", "data", "seed", "files", "tensors"})
     if (!json.contains(key)) throw InputError(root.child(key), "is missing");
-  if (read_string(root.at("format")) != kFormat) root.at("format").refuse("is " + shown(read_string(root.at("format"))), std::string(kFormat));
   const Place files = root.at("files");
   if (!files.value().is_object()) files.wrong_type("an object");
   for (const auto& [name, entry] : files.value().items()) {

@@ -190,8 +190,7 @@ Prediction predict(const Case& said, const Words& words) {
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   const double host = stages.host.all * passes;
-  step += stages.host.behind_counts * passes;
-  step = c.host.takes_turns ? step + host : std::max(step, host + time(TimeCategory::optimizer));
+  step = c.host.takes_turns ? step + host : std::max(step + stages.host.behind_counts * passes, host + time(TimeCategory::optimizer));
   const auto bytes = [&](MemoryCategory k) { return static_cast<double>(f.memory[k].value); };
   const double outside = bytes(MemoryCategory::runtime_context) + bytes(MemoryCategory::communication);
   const double allocated = static_cast<double>(stages.peak.allocated.value),

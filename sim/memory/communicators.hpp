@@ -2,7 +2,7 @@
 /// What the communicators of a rank hold on its device. NCCL gives each communicator memory of its own, whatever else uses the same links: a
 /// little for each channel when it is made (the runtime's `communicator`), buffers for the two neighbours of its rings at its first collective,
 /// and buffers for each rank that it sends to by itself (grouped sends to experts, messages between stages) at the first such call. Measured
-/// on two H200 (bench/results/multi_gpu_h200.md), where each channel's buffers are 12 MiB whatever the setting.
+/// on two H200 (bench/results/multi_gpu_h200.md), where each channel's buffers are 12 MiB, less only by NCCL_BUFFSIZE.
 
 #include "core/spec/plan.hpp"
 

@@ -1,6 +1,7 @@
 #include "sim/program/runtime_names.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/read.hpp"
 #include "kernels/catalogue.hpp"
 
 namespace moeplan {
@@ -26,25 +28,13 @@ std::vector<std::string_view> kinds(std::index_sequence<I...>) {
   return {kind(Op{std::in_place_index<I>})...};
 }
 
-/// Letters to change, add or drop.
-std::size_t distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t before = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) before = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, before + (a[i - 1] != b[j - 1])}));
-  }
-  return row.back();
-}
-
 void check_map(const Runtime& runtime, const char* field, const std::map<std::string, double>& given, std::vector<std::string_view> known) {
   const auto operators = kinds(std::make_index_sequence<std::variant_size_v<Op>>{});
   known.insert(known.end(), operators.begin(), operators.end());
   for (const auto& [name, value] : given) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const auto nearest = std::min_element(known.begin(), known.end(), [&](std::string_view a, std::string_view b) { return distance(name, a) < distance(name, b); });
-    throw InputError(fmt::format("runtime {}: {}", runtime.name, field), fmt::format("\"{}\" is neither an operator nor a known entry: it would change nothing", name), fmt::format("did you mean \"{}\"?", *nearest));
+    const std::string_view near = nearest_name(name, known);
+    throw InputError(fmt::format("runtime {}: {}", runtime.name, field), fmt::format("\"{}\" is neither an operator nor a known entry: it would change nothing", name), near.empty() ? fmt::format("known: {}", fmt::join(known, ", ")) : fmt::format("did you mean \"{}\"?", near));
   }
 }
 

@@ -55,7 +55,7 @@ TEST(Offload, ClosedFormWalkAndEngineAgree) {
       for (const int pp : {1, 2}) {
         const Problem p = problem(method);
         const Plan plan = a_plan(p, offload, pp == 1 ? Recompute::none : Recompute::full, pp);
-        const Forecast f = forecast(p, plan);
+        const Forecast f = forecast(p, plan, false, false);
         const MemoryBreakdown walk = walked(p, plan);
         EXPECT_EQ(f.memory.at_peak, walk.at_peak) << name;
         EXPECT_EQ(f.memory.host, walk.host) << name;

@@ -189,7 +189,6 @@ TEST(Search, FullFineTuningOfK3DoesNotFit128H200) {
   EXPECT_NE(a.infeasible->nearest_fix.find("devices"), std::string::npos);
 }
 
-// A million tokens on one rank are terabytes of activations: more devices would not help, shorter sequences would.
 // A machine has no network to the next one in its file, but two of them hold twice as much.
 TEST(Search, OneMachineThatIsTooSmallIsAnsweredWithMoreOfThem) {
   const Answer answer = plan(problem("deepseek-v3", 4), {});
@@ -198,6 +197,7 @@ TEST(Search, OneMachineThatIsTooSmallIsAnsweredWithMoreOfThem) {
   EXPECT_NE(answer.infeasible->nearest_fix.find("8 devices of this kind"), std::string::npos) << answer.infeasible->nearest_fix;
 }
 
+// A million tokens on one rank are terabytes of activations: more devices would not help, shorter sequences would.
 TEST(Search, ActivationsThatDoNotFitAreAnsweredWithAShorterSequence) {
   Problem p = problem("qwen3-30b-a3b", 16);
   p.workload.sequence_length = 1 << 20;

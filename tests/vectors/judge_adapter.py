@@ -82,7 +82,7 @@ def judge(program, name, dialect):
         if dialect == "D3" and name in UNKNOWN_TYPE:
             base.config.model_type = "unknown"
         theirs = loss_of(peft.PeftModel.from_pretrained(base, path("adapter")).eval(), rows)
-    equal = abs(ours - theirs) < 1e-4 and before - theirs > 0.1   # trained: the pairs do something
+    equal = abs(ours - theirs) < 1e-5 and before - theirs > 0.1   # trained: the pairs do something
     print(f"{'ok' if equal else 'DIFFERS':8} {name:18} {dialect}  without {before:.6f}  moeplan {ours:.6f}  PEFT {theirs:.6f}")
     return equal
 
