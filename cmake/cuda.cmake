@@ -19,7 +19,7 @@ if(CMAKE_CUDA_COMPILER AND MOEPLAN_CUDA)
     target_link_libraries(moeplan_cuda PUBLIC moeplan_ops CUDA::cudart_static ${CMAKE_DL_LIBS})
 
     # The executor on a device.
-    add_library(moeplan_cuda_executor STATIC executor/cuda/backend.cpp executor/cuda/host_link.cpp executor/cuda/power_meter.cpp executor/cuda/elements.cu)
+    add_library(moeplan_cuda_executor STATIC executor/cuda/backend.cpp executor/cuda/host_link.cpp executor/cuda/power_meter.cpp executor/cuda/elements.cu executor/cuda/rows.cu)
     set_target_properties(moeplan_cuda_executor PROPERTIES CUDA_STANDARD 20 CUDA_RUNTIME_LIBRARY Static)
     target_compile_options(moeplan_cuda_executor PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
     target_link_libraries(moeplan_cuda_executor PUBLIC moeplan_executor moeplan_cuda)

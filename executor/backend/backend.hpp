@@ -43,6 +43,12 @@ struct WeightForm {
   bool operator==(const WeightForm&) const = default;
 };
 
+/// `count` rows from row `from` on.
+struct RowRun {
+  std::int64_t from = 0, count = 0;
+  bool operator==(const RowRun&) const = default;
+};
+
 /// Memory ran out although the plan foresaw enough: `where` is the buffer, the run adds the step.
 class OutOfMemory : public InputError {
  public:
@@ -81,6 +87,9 @@ class Backend {
   virtual void add(const TensorView& from, const TensorView& to, float scale) = 0;
   /// to = from, with conversion.
   virtual void copy(const TensorView& from, const TensorView& to) = 0;
+  /// Rows that lie together on one side and in runs on the other: `together`'s rows, in their order, are those of `runs` in `apart`, or become them
+  /// (`gather`) from there. Both contiguous, of one type and width.
+  virtual void copy_rows(const TensorView& together, const TensorView& apart, std::span<const RowRun> runs, bool gather);
   /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
   virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
   virtual void wait() = 0;

@@ -167,6 +167,17 @@ Seconds Backend::time(const std::function<void()>& work) {
   return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
 }
 
+void Backend::copy_rows(const TensorView& together, const TensorView& apart, std::span<const RowRun> runs, bool gather) {
+  const std::int64_t width = together.shape[together.shape.rank - 1];
+  const auto rows = [&](const TensorView& t, std::int64_t from, std::int64_t count) { return TensorView{t.data + from * width * plain_bytes(t.dtype), t.dtype, {count, width}}; };
+  std::int64_t at = 0;
+  for (const RowRun& run : runs) {
+    const TensorView here = rows(together, at, run.count), there = rows(apart, run.from, run.count);
+    gather ? copy(there, here) : copy(here, there);
+    at += run.count;
+  }
+}
+
 void Backend::sum_shares(const TensorView& from, const TensorView& to) {
   const auto columns = static_cast<std::size_t>(to.shape.elements());
   std::vector<float> values(static_cast<std::size_t>(from.shape.elements())), out(columns);

@@ -10,6 +10,7 @@
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
 #include "executor/cuda/elements.hpp"
+#include "executor/cuda/rows.hpp"
 #include "kernels/arranged.hpp"
 #include "kernels/cuda.hpp"
 
@@ -140,6 +141,9 @@ class CudaBackend final : public Backend {
 
   void add(const TensorView& from, const TensorView& to, float scale) override { combine(from, to, scale, true); }
   void copy(const TensorView& from, const TensorView& to) override { combine(from, to, 1, false); }
+  void copy_rows(const TensorView& together, const TensorView& apart, std::span<const RowRun> runs, bool gather) override {
+    cuda::copy_rows(together.data, apart.data, together.shape[together.shape.rank - 1] * plain_bytes(together.dtype), runs, gather, stream_.get());
+  }
   void wait() override { stream_.synchronize(); }
 
   Bytes workspace(const OpCall& call) const override { return cuda::workspace(as_held(call.op), call.pass, call.wants); }

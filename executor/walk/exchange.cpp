@@ -41,19 +41,17 @@ void reorder(const Exchange& by, std::span<const std::int64_t> counts, std::int6
   const std::vector<std::int64_t> rows = by_rank(counts, local_experts);
   std::vector<std::int64_t> next(rows.size(), 0);  // where the next rows of each sender lie
   std::partial_sum(rows.begin(), rows.end() - 1, next.begin() + 1);
-  std::int64_t at = 0;
+  std::vector<RowRun> runs;
+  std::int64_t all = 0;
   for (std::int64_t e = 0; e < local_experts; ++e)
     for (std::int64_t s = 0; s < ranks; ++s) {
       const std::int64_t n = counts[static_cast<std::size_t>(s * local_experts + e)];
       if (n == 0) continue;
-      const TensorView here = experts.at(at, n), there = senders.at(next[static_cast<std::size_t>(s)], n);
-      if (to_experts)
-        by.backend.copy(there, here);
-      else
-        by.backend.copy(here, there);
-      at += n;
+      runs.push_back({next[static_cast<std::size_t>(s)], n});
+      all += n;
       next[static_cast<std::size_t>(s)] += n;
     }
+  by.backend.copy_rows(experts.at(0, all), senders.at(0, all), runs, to_experts);
 }
 
 /// Elements on the wire for each rank.
@@ -187,9 +185,7 @@ Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView
   const bool as_they_lie = routes.pieces.empty();
   const Rows sent = as_they_lie ? in : scratch,
              arrived = as_they_lie ? scratch : Rows{scratch.at(routes.sent_rows(), 0).data, out.dtype, out.width};
-  std::int64_t at = 0;
-  for (const RowRun& piece : routes.pieces)
-    by.backend.copy(in.at(piece.from, piece.count), sent.at(at, piece.count)), at += piece.count;
+  if (!as_they_lie) by.backend.copy_rows(sent.at(0, routes.sent_rows()), from, routes.pieces, true);
   after_compute(by.group, by.backend);
   by.group.all_to_all(sent.data, scaled(routes.sent, in.width * wire.per_element), arrived.data,
                       scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
@@ -209,9 +205,7 @@ Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView&
                       scaled(routes.sent, in.width * wire.per_element), wire.dtype);
   return [by, &routes, out, back, there = arrival(by)] {
     there();
-    std::int64_t at = 0;
-    for (const RowRun& piece : routes.pieces)
-      by.backend.copy(back.at(at, piece.count), out.at(piece.from, piece.count)), at += piece.count;
+    if (!routes.pieces.empty()) by.backend.copy_rows(back.at(0, routes.sent_rows()), out.at(0, 0), routes.pieces, false);
   };
 }
 

@@ -18,12 +18,6 @@ struct Wire {
 };
 [[nodiscard]] Wire wire_of(DType held);
 
-/// `count` rows from row `from` on.
-struct RowRun {
-  std::int64_t from = 0, count = 0;
-  bool operator==(const RowRun&) const = default;
-};
-
 /// Rows of tokens that one hop moves (executor/walk/once.hpp): those sent, those received, those of it that stay on the rank.
 struct HopRows {
   std::int64_t sent = 0, received = 0, own = 0;

@@ -33,8 +33,8 @@ constexpr double kNvlsFrom = 5;
 constexpr double kCollectiveLow = 0.80, kCollectiveHigh = 2.0, kExchangeLow = 0.80, kExchangeHigh = 1.5;
 /// Reading the counts back: a 4 KB copy to the host (6.9 us) and two launches (4.6 us each), measured on one H200, 2026-11-29.
 constexpr double kHostRead = 16.1e-6;
-/// A copy of rows that the host issues: 64 of 3 MiB took 284 us where their bytes take 104, measured on one H200, 2026-11-30.
-constexpr double kRowCopy = 4.4e-6;
+/// A copy of rows that the host issues: 64 of 3 MiB took 284 us where their bytes take 104, measured on one H200, 2026-11-30. One launch takes kRuns of them.
+constexpr double kRowCopy = 4.4e-6, kRuns = 1020;
 /// A small copy between device and host: 6.9 us, the same measurement.
 constexpr double kHostCopyLatency = 6.9e-6;
 /// Mean wait in the notify kernels of DeepSeek's production trace, EP64: 2.0 ms, because they wait for the slowest peer.
@@ -215,11 +215,11 @@ std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, 
   return Estimate{{time + besides}, {time * low + besides}, {time * high + besides}, exact && besides == 0 ? Basis::measured : Basis::interpolated};
 }
 
-/// Rows are read and written once more; a copy for each local expert and rank, which the host issues one by one.
+/// Rows are read and written once more, in runs of each local expert and rank.
 double Links::ordering(const CommCall& call, GroupShape group, double skew) const {
   if (!orders_rows_) return 0;
   const double copies = std::max(static_cast<double>(call.experts), static_cast<double>(group.size));
-  return std::max(2 * static_cast<double>(call.payload.value) * std::max(1.0, skew) / memory_rate_, copies * kRowCopy);
+  return std::max(2 * static_cast<double>(call.payload.value) * std::max(1.0, skew) / memory_rate_, std::ceil(copies / kRuns) * kRowCopy);
 }
 
 Estimate Links::price(const CommCall& call, GroupShape group, double skew) const {
