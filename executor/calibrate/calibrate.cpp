@@ -69,7 +69,7 @@ void add_loads(std::map<std::string, OpCall>& calls, bool tiles) {
 
 ProfileSample time_call(Backend& backend, const OpCall& call, const TimingOptions& options, const Surroundings& around) {
   const Stage stage(backend, call);
-  const auto work = [&] { backend.call(call, stage.values, stage.gradients, stage.context()); };
+  const auto work = [&] { stage.perform(backend); };
   work();   // buffers grow, algorithms are chosen
   backend.wait();
   std::vector<double> times;

@@ -217,7 +217,7 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
     progress(done++, calls.size());
     try {
       const Stage stage(backend, call);
-      const auto once = [&] { backend.call(call, stage.values, stage.gradients, stage.context()); };
+      const auto once = [&] { stage.perform(backend); };
       once();
       backend.wait();
       const double seconds = std::max(1e-6, backend.time(once).value);

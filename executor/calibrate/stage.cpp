@@ -3,6 +3,7 @@
 #include <random>
 
 #include "executor/backend/convert.hpp"
+#include "executor/backend/tally.hpp"
 #include "kernels/example_values.hpp"
 
 namespace moeplan {
@@ -14,7 +15,7 @@ bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType
 
 }  // namespace
 
-Stage::Stage(Backend& backend, const OpCall& call) {
+Stage::Stage(Backend& backend, const OpCall& of) : call(of) {
   const Operands list = operands(call.op);
   std::mt19937_64 random(1);
   const bool forward = call.pass == Pass::forward;
@@ -43,6 +44,11 @@ Stage::Stage(Backend& backend, const OpCall& call) {
     rows = {memory.back().get(), DType::i32, {experts->experts}};
     backend.write(rows, each);
   }
+  if (const auto* router = std::get_if<op::Router>(&call.op); router && forward) {
+    const std::int64_t choices = router->experts + router->zero_experts;
+    memory.push_back(backend.allocate({8 * choices}, "tally of the router"));
+    counts = {memory.back().get(), DType::i32, {choices}}, shares = {memory.back().get() + 4 * choices, DType::f32, {choices}};
+  }
   if (forward) {
     for (std::size_t i = 0; i < list.size(); ++i)
       if (list[i].role == Role::input) fresh.push_back(values[i]);
@@ -61,6 +67,11 @@ Stage::Stage(Backend& backend, const OpCall& call) {
     }
     if (!needed(o.need, call.wants)) values[i] = {};
   }
+}
+
+void Stage::perform(Backend& backend) const {
+  backend.call(call, values, gradients, context());
+  if (counts.data != nullptr) keep_choice(backend, std::get<op::Router>(call.op), values, counts, shares);
 }
 
 }  // namespace moeplan

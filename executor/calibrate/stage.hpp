@@ -13,8 +13,12 @@ struct Stage {
   std::vector<TensorView> values, gradients;
   TensorView rows;                  ///< of each expert (i32), where a run on one rank has them: in the backend's memory
   std::vector<TensorView> fresh;    ///< what has just been written when the call comes: a forward's inputs, the gradients that arrive at a backward
+  OpCall call;
+  TensorView counts, shares;        ///< of a router's forward: what a step keeps of its choice (executor/backend/tally.hpp)
 
-  Stage(Backend& backend, const OpCall& call);
+  Stage(Backend& backend, const OpCall& of);
+  /// The call, and what a step does with it before the next.
+  void perform(Backend& backend) const;
   [[nodiscard]] CallContext context() const { return {.expert_rows = rows}; }
 };
 

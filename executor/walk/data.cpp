@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "executor/backend/tally.hpp"
 #include "executor/walk/capacity.hpp"
 #include "executor/walk/walk.hpp"
 
@@ -123,12 +124,7 @@ void Walk::limit(std::int32_t slot, std::size_t ordinal, std::span<const TensorV
 /// the counts.
 void Walk::tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state) {
   const RouterAt& router = router_at(slot, ordinal);
-  const Operands contract = router.op.operands();
-  for (std::size_t o = 0; o < contract.size(); ++o) {
-    if (contract[o].name == "counts") backend_.copy(operands[o], tally_view(state, router, false, router.choices()));
-    if (contract[o].name == "scores")
-      backend_.sum_shares(operands[o], tally_view(state, router, true, router.choices()));
-  }
+  keep_choice(backend_, router.op, operands, tally_view(state, router, false, router.choices()), tally_view(state, router, true, router.choices()));
   if (options_.auxiliary > 0 && sharers() > 1) share_counts(slot, ordinal, state);
   if (!hosted_) return;
   if (limits_by_host()) {

@@ -11,6 +11,7 @@ namespace {
 class Watched : public Backend {
  public:
   Bytes cleared{};
+  int summed = 0;   ///< times that shares were added up
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
   [[nodiscard]] std::string refusal(const Op& op) const override { return inner_->refusal(op); }
@@ -27,6 +28,10 @@ class Watched : public Backend {
   void add(const TensorView& from, const TensorView& to, float scale) override { inner_->add(from, to, scale); }
   void copy(const TensorView& from, const TensorView& to) override { inner_->copy(from, to); }
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override { inner_->call(call, operands, gradients, context); }
+  void sum_shares(const TensorView& from, const TensorView& to) override {
+    ++summed;
+    inner_->sum_shares(from, to);
+  }
   void wait() override { inner_->wait(); }
 
  private:
@@ -44,6 +49,19 @@ Bytes cleared_where_a_step_touches(Bytes touched) {
 TEST(Timing, ClearsWhatAStepTouchesAndNoMoreThanTheLargestCache) {
   EXPECT_EQ(cleared_where_a_step_touches({1 << 20}).value, 1 << 20);
   EXPECT_EQ(cleared_where_a_step_touches({std::int64_t{100} << 30}), kMostCleared);
+}
+
+TEST(Timing, ARoutersForwardHoldsWhatAStepKeepsOfItsChoice) {
+  const op::Router router{.tokens = 4, .hidden = 8, .experts = 4, .top_k = 2};
+  const auto summed = [&](Pass pass) {
+    Watched backend;
+    const OpCall call{router, pass, {.input_grad = pass == Pass::backward}};
+    const ProfileSample s = time_call(backend, call, {.least = 3, .most = 3, .noise = 0}, {.flush = {}});
+    EXPECT_EQ(s.count, 3);
+    return backend.summed;
+  };
+  EXPECT_EQ(summed(Pass::forward), 4) << "once before the samples, and in each";
+  EXPECT_EQ(summed(Pass::backward), 0);
 }
 
 }  // namespace
