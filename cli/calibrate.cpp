@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <ctime>
+#include <set>
 
 #include "cli/backends.hpp"
 #include "cli/calibrate_links.hpp"
@@ -32,7 +34,7 @@ constexpr int kFailed = 4;
 constexpr double kTooNoisy = 0.25;
 
 struct Options {
-  std::vector<std::string> plans, models, targets;
+  std::vector<std::string> plans, models, targets, only;
   std::vector<std::int64_t> sequences, micro_batches{1};
   std::optional<std::int64_t> rank;
   std::string output, backend = "cpu", name, device, runtime, method;
@@ -46,6 +48,18 @@ struct Options {
 constexpr double kBusyMilliseconds = 2;
 /// After each sample, over what it took: an H200 that works half of the time stays at its boost clock.
 constexpr double kRest = 1;
+
+/// How long the device multiplied before each sample of a profile's calls; nothing where it holds no call.
+std::optional<double> busy_of(const DeviceProfile& profile) {
+  std::optional<double> out;
+  for (const ProfileSample& s : profile.samples) {
+    if (s.key == kBusyKey) return s.median.value;
+    if (parse_key(s.key)) out = 0;
+  }
+  return out;
+}
+constexpr double kWritten = 1e-3;   ///< files give four digits
+std::string taken(double busy) { return busy > 0 ? fmt::format("behind {} of products", duration({busy})) : "without products before"; }
 
 /// The device of configs/devices that is meant: by flag, "cpu", or the one whose name the driver's holds ("NVIDIA H200": h200).
 std::string device_name(const Context& context, const Options& options, const std::string& opened) {
@@ -65,6 +79,20 @@ using Calls = std::map<std::string, OpCall>;   ///< by key
 Bytes touched(const Program& program, const Problem& problem, const Plan& plan) {
   const MemoryBreakdown m = memory(program, problem, plan);
   return m.peak() - m[MemoryCategory::runtime_context] - m[MemoryCategory::communication];
+}
+
+/// Leaves the calls of the named operators. Throws InputError for a name that no call has.
+void keep_only(const std::vector<std::string>& names, std::map<std::string, Calls>& of_model) {
+  if (names.empty()) return;
+  std::set<std::string> known;
+  for (auto& [model, calls] : of_model)
+    std::erase_if(calls, [&](const auto& each) {
+      const std::string name(kind(each.second.op));
+      known.insert(name);
+      return std::find(names.begin(), names.end(), name) == names.end();
+    });
+  for (const std::string& name : names)
+    if (!known.contains(name)) throw InputError("--only", shown(name) + " is no operator that is called", fmt::format("there are {}", fmt::join(known, ", ")));
 }
 
 /// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads. Returns what its step touches.
@@ -138,10 +166,11 @@ Output run(const Context& context, Options options) {
       most = std::max(most, touched(program, loaded.problem, loaded.plan));
     }
   }
+  keep_only(options.only, of_model);
   Calls calls;
   for (const auto& [model, mine] : of_model) calls.insert(mine.begin(), mine.end());
   const OpenMeter meter = open_meter(options.backend);
-  const bool at_rest = meter.meter && !options.busy_milliseconds;
+  const bool at_rest = meter.meter && options.busy_milliseconds.value_or(0) == 0;
   options.timing.busy = {options.busy_milliseconds.value_or(options.backend == "cuda" && !at_rest ? kBusyMilliseconds : 0.0) * 1e-3};
   options.timing.rest = at_rest ? kRest : 0;
   options.timing.touched = most;
@@ -154,9 +183,13 @@ Output run(const Context& context, Options options) {
       throw InputError(options.output, fmt::format("was measured on {} ({}), this is {} ({})", before.driver, before.device.name, profile.driver, profile.device.name), "another -o, or --again to measure everything anew");
     if (before.power && !at_rest)
       throw InputError(options.output, "holds samples taken at rest, and these would not be", meter.meter ? "leave --busy out, or another -o" : "another -o, or --again: " + meter.absent);
+    if (const auto busy = busy_of(before); busy && std::abs(*busy - options.timing.busy.value) > kWritten * *busy)
+      throw InputError(options.output, fmt::format("holds samples taken {}, and these would be {}", taken(*busy), taken(options.timing.busy.value)),
+                       fmt::format("--busy {:g}, another -o, or --again to measure everything anew", *busy * 1e3));
     profile.samples = before.samples, profile.power = before.power;
     out.notes.push_back(fmt::format("{}: {} samples kept", options.output, before.samples.size()));
   }
+  if (options.timing.busy.value > 0 && !busy_of(profile).value_or(0)) profile.samples.push_back({.key = std::string(kBusyKey), .median = options.timing.busy, .spread = 0, .count = 1});
   std::string of = options.models.empty() ? fmt::format("{} plan{}", options.plans.size(), options.plans.size() == 1 ? "" : "s") : fmt::format("{}", fmt::join(options.models, ", "));
   profile.source = fmt::format("moeplan calibrate: {} calls of {}, medians of {} to {} samples, caches as {} of a step leave them, inputs just written", calls.size(), of, options.timing.least, options.timing.most, human(std::min(most, kMostCleared)));
   const auto save = [&](const std::vector<ProfileSample>& samples) {
@@ -231,6 +264,7 @@ Command calibrate_command(CLI::App& program) {
   app->add_option("--targets", o->targets, "with --model: weight classes to train, as for `plan`")->delimiter(',');
   app->add_option("--rank", o->rank, "with --model: of LoRA")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
   app->add_option("--method", o->method, "with --model: lora (default) or full")->check(CLI::IsMember({"lora", "full"}));
+  app->add_option("--only", o->only, "of the calls those of these operators, e.g. linear,grouped_linear")->delimiter(',');
   app->add_option("--device", o->device, "with --model: which of configs/devices this is (default: cpu, or by the driver's name)");
   app->add_option("--runtime", o->runtime, "with --model (default: moeplan, on the cpu backend cpu)");
   app->add_option("-o,--output", o->output, "the profile; samples that it has already are kept")->required();

@@ -78,6 +78,21 @@ TEST_F(Calibrate, MeasuresAModelWithoutAPlan) {
   }
   EXPECT_GE(rows.size(), 4u) << "half, once and twice the rows of two lengths";
   EXPECT_GT(short_ones, 0u);
+  const std::vector<std::string> only{"calibrate", "--model", "kimi-k3-tiny", "--seq", "16", "-o", file("only.json"), "--samples", "5", "--only"};
+  const auto with = [&](const std::string& names) {
+    std::vector<std::string> words = only;
+    words.push_back(names);
+    return words;
+  };
+  const Finished some = moeplan(with("router,rms_norm"));
+  ASSERT_TRUE(some.exit_code == 0 || some.exit_code == 4) << some.err;
+  std::set<std::string> kinds;
+  for (const Json& s : load_json(file("only.json")).at("samples")) {
+    const std::string key = s.at("key");
+    kinds.insert(key.substr(0, key.find(' ')));
+  }
+  EXPECT_EQ(kinds, (std::set<std::string>{"rms_norm", "router"}));
+  expect_refused(with("ruoter"), "\"ruoter\" is no operator that is called");
   expect_refused({"calibrate", "-o", file("x.json")}, "nothing to measure");
   expect_refused({"calibrate", "--model", "no-such-model", "-o", file("x.json")}, "no-such-model");
 }
@@ -110,6 +125,19 @@ TEST_F(Calibrate, GoesOnAfterItIsKilled) {
   std::map<std::string, Json> by_key;
   for (const Json& s : after) by_key[s.at("key")] = s;
   for (const Json& s : before) EXPECT_EQ(by_key.at(s.at("key")), s) << "not measured again";
+}
+
+TEST_F(Calibrate, RefusesToMixSamplesTakenBehindProductsWithOthers) {
+  ASSERT_EQ(plan("plan.json").exit_code, 0);
+  const Finished done = moeplan({"calibrate", file("plan.json"), "-o", file("here.json"), "--samples", "5"});
+  ASSERT_TRUE(done.exit_code == 0 || done.exit_code == 4) << done.err;
+  expect_refused({"calibrate", file("plan.json"), "-o", file("here.json"), "--busy", "2"}, "without products before, and these would be behind 2");
+  Json busy = load_json(file("here.json"));
+  busy["samples"].push_back({{"key", "busy"}, {"median", "3 ms"}, {"count", 1}});
+  write_text_file(file("busy.json"), busy.dump());
+  expect_refused({"calibrate", file("plan.json"), "-o", file("busy.json")}, "behind 3");
+  expect_refused({"calibrate", file("plan.json"), "-o", file("busy.json"), "--busy", "2"}, "behind 3");
+  EXPECT_EQ(plan("planned.json", {"--profile", file("busy.json")}).exit_code, 0) << "a profile that says so can be planned with";
 }
 
 TEST_F(Calibrate, RefusesWhatIsNotItsOwn) {
