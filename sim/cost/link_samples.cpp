@@ -30,14 +30,18 @@ std::optional<LinkSamples::Time> LinkSamples::time(const std::string& collective
   const auto it = of_.find({collective, ranks});
   if (it == of_.end()) return std::nullopt;
   const std::vector<Point>& points = it->second;
-  if (payload <= points.front().payload || points.size() == 1) return Time{points.front().seconds, points.front().spread, payload == points.front().payload};
+  if (payload <= points.front().payload) return Time{points.front().seconds, points.front().spread, payload == points.front().payload};
+  if (points.size() == 1) return std::nullopt;
   auto after = std::lower_bound(points.begin(), points.end(), payload, [](const Point& p, double b) { return p.payload < b; });
   const bool beyond = after == points.end();
   if (beyond) --after;
   else if (after->payload == payload) return Time{after->seconds, after->spread, true};
   const Point &a = after[-1], &b = *after;
   const double slope = (b.seconds - a.seconds) / (b.payload - a.payload);
-  return Time{beyond ? b.seconds + std::max(slope, b.seconds / b.payload / 2) * (payload - b.payload) : a.seconds + slope * (payload - a.payload), std::max(a.spread, b.spread), false};
+  const double seconds = !beyond     ? a.seconds + slope * (payload - a.payload)
+                         : slope > 0 ? b.seconds + slope * (payload - b.payload)
+                                     : b.seconds * payload / b.payload;
+  return Time{seconds, std::max(a.spread, b.spread), false};
 }
 
 }  // namespace moeplan

@@ -21,7 +21,8 @@ class LinkSamples {
     bool exact = false;   ///< this payload was measured
   };
   /// Of a call of so many payload bytes over so many ranks: between two measured payloads on the line through them (a latency and a rate), below
-  /// the least its time, beyond the largest by the rate of the last two. Empty where that collective was not measured over so many ranks.
+  /// the least its time, beyond the largest by the rate of the last two (its own where it took no longer than the one before). Empty where that collective was not measured over
+  /// so many ranks, and beyond a lone sample: of a latency and a rate it knows only the sum.
   [[nodiscard]] std::optional<Time> time(const std::string& collective, std::int64_t ranks, double payload) const;
   [[nodiscard]] bool empty() const { return of_.empty(); }
 

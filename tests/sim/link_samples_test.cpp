@@ -32,6 +32,18 @@ TEST(LinkSamples, between_two_payloads_time_is_on_their_line_and_beyond_the_last
   EXPECT_FALSE(samples.time("all_reduce", 2, 1000));
 }
 
+// One time says nothing of a larger payload's; a last one shorter than the one before is noise, not a rate.
+TEST(LinkSamples, a_lone_sample_prices_no_larger_payload_and_a_last_that_fell_goes_by_its_own_rate) {
+  DeviceProfile p{.name = "links", .driver = {}, .date = "2026-11-30", .source = {}, .device = {}, .samples = {}};
+  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"all_gather payload=1000 ranks=2", 20}, {"all_reduce payload=1000000 ranks=2", 50}, {"all_reduce payload=2000000 ranks=2", 40}})
+    p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 7});
+  const LinkSamples samples(p);
+  EXPECT_TRUE(samples.time("all_gather", 2, 1000)->exact);
+  EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 10)->seconds, 20e-6);
+  EXPECT_FALSE(samples.time("all_gather", 2, 1001));
+  EXPECT_NEAR(samples.time("all_reduce", 2, 4000000)->seconds, 80e-6, 1e-12);
+}
+
 TEST(LinkSamples, a_call_takes_its_measured_time_where_device_size_and_domain_are_those_measured) {
   const ClusterSpec cluster = two_h200();
   const Links measured(cluster, {}, {}, profile(cluster.device)), formula(cluster);
