@@ -22,3 +22,7 @@ measure --no-power "$plans"/*.json
 rm -r "$plans"
 # What classes of calls draw, of all models in one run: the constants of the device then rest on all of them. Other lengths and adapters draw alike.
 measure --model kimi-linear-48b-a3b --model qwen3-30b-a3b --model gpt-oss-20b --model "$k3" --seq $lengths
+# Classes of their own, whose constants are those of the run before: products with adapters, and experts of a rank among 64, which have thousands of rows each.
+measure --model kimi-linear-48b-a3b --model qwen3-30b-a3b --model gpt-oss-20b --model "$k3" --seq 1024,4096 --targets attention,experts --rank 64 --only linear,grouped_linear
+measure --model kimi-k3 --ep 64 --seq 4096,8192 --only grouped_linear
+measure --model deepseek-v3 --ep 64 --seq 2048,8192 --only grouped_linear

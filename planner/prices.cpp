@@ -11,8 +11,8 @@
 namespace moeplan {
 namespace {
 
-/// Ends of what one limit makes of one mix: 13 mixes on one H200 were held at 696 to 735 W, 700 asked (5 %; power goes by more than the square of the clock where
-/// products follow it). Below a clock that is held, too: a mix may draw more than its calls do one by one.
+/// Ends of what one limit makes of one mix: of 34 calls that an H200 slowed, 700 W asked, the middle 90 % were held at 696 to 739 W (bench/results/calibration_h200.md), 3 % about
+/// their median, and power goes by about the square of the clock where products follow it. Below a clock that is held, too: a mix may draw more than its calls do one by one.
 constexpr double kClockSpread = 0.02;
 
 std::vector<Repeated> calls_of(const Problem& problem, const Plan& of, const Prices& prices) {
