@@ -1,0 +1,34 @@
+#!/bin/bash
+# The second set of plans that no calibration used (bench/results/blind_h200.md), on one H200:
+#   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS    before the run: FOLDER/NN.json
+#   bench/blind.sh run MOEPLAN FOLDER                    FOLDER/NN.measured.json
+#   bench/blind.sh compare MOEPLAN FOLDER                FOLDER/NN.compare.json
+set -e
+what=$1 moeplan=$2 folder=$3 k3=$4
+number=0
+each() {   # MODEL SEQUENCES LENGTH RECOMPUTE [--targets ... --rank ...]
+  number=$((number + 1))
+  local name; name=$folder/$(printf %02d $number)
+  case $what in
+    plan) "$moeplan" plan "$1" --device h200 --gpus 1 --global-batch "$2" --micro-batch "$2" --seq "$3" --recompute "$4" --offload none --frozen-storage bf16 "${@:5}" -q --json -o "$name.json" > "$name.planned.json" ;;
+    run) "$moeplan" run "$name.json" --backend cuda --data random --steps 10 -q -o "$name.measured.json" > "$name.log" 2>&1 || echo "$name: $(tail -n 1 "$name.log")" ;;
+    compare) "$moeplan" compare "$name.json" "$name.measured.json" -q --json > "$name.compare.json" ;;
+  esac
+}
+mkdir -p "$folder"
+each kimi-linear-48b-a3b 2 2304 full --targets attention,experts --rank 8
+each kimi-linear-48b-a3b 3 1408 selective --targets attention --rank 128
+each kimi-linear-48b-a3b 1 9216 full
+each kimi-linear-48b-a3b 1 3328 none --targets attention,dense --rank 16
+each qwen3-30b-a3b 1 6656 selective --targets attention,experts --rank 32
+each qwen3-30b-a3b 2 3328 none
+each qwen3-30b-a3b 4 2304 full --targets attention --rank 16
+each qwen3-30b-a3b 1 11264 full
+each gpt-oss-20b 1 9216 full --targets attention
+each gpt-oss-20b 3 2304 selective
+each gpt-oss-20b 2 1664 none --targets attention,experts --rank 64
+each gpt-oss-20b 1 4608 none --rank 128
+each "$k3" 1 6656 full
+each "$k3" 2 2304 selective
+each "$k3" 1 4608 none --targets attention --rank 16
+each "$k3" 3 1408 full --targets attention,dense,shared --rank 8
