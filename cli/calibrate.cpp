@@ -114,6 +114,7 @@ Bytes add_model(const Context& context, const Options& options, const std::strin
   check_micro_batch(problem, plan.micro_batch, "--micro-batch");
   const Program program = lower(problem, plan, 0);
   Calls mine = calls_of(program);
+  add_update(mine, program);
   add_loads(mine, options.backend == "cuda");
   calls.merge(mine);
   return touched(program, problem, plan);
@@ -162,7 +163,9 @@ Output run(const Context& context, Options options) {
     const Parallelism& p = loaded.plan.parallelism;
     for (int stage = 0; stage < p.pp; ++stage) {
       const Program program = lower(loaded.problem, loaded.plan, stage * p.stage_ranks());
-      of_model[loaded.problem.model.name].merge(calls_of(program));
+      Calls& mine = of_model[loaded.problem.model.name];
+      mine.merge(calls_of(program));
+      add_update(mine, program);
       most = std::max(most, touched(program, loaded.problem, loaded.plan));
     }
   }

@@ -22,6 +22,8 @@ constexpr std::array kManyRows{1024, 2048, 4096, 8192};
 constexpr std::int64_t kFewExperts = 8;
 constexpr std::array kRoutedRows{0.5, 2.0};
 
+constexpr std::int64_t kMostUpdated = std::int64_t{1} << 30;
+
 /// No time is shorter: the device's clock counts half microseconds.
 constexpr double kLeast = 5e-7;
 
@@ -42,6 +44,15 @@ std::map<std::string, OpCall> calls_of(const Program& program) {
         out.emplace(key(possible_call.op, possible_call.pass, possible_call.wants), possible_call);
       }
   return out;
+}
+
+void add_update(std::map<std::string, OpCall>& calls, const Program& program) {
+  StateBytes state = program.resident;
+  for (const Slot& s : program.slots) state += s.state;
+  state.trained_elements = std::min(state.trained_elements, kMostUpdated);
+  if (program.optimizer != OptimizerKind::adamw || state.trained_elements == 0) return;
+  const OpCall update = optimizer_call(state, program.optimizer);
+  calls.emplace(key(update.op, update.pass, update.wants), update);
 }
 
 void add_loads(std::map<std::string, OpCall>& calls, bool tiles) {

@@ -14,6 +14,10 @@ namespace moeplan {
 /// The different calls of a program, by calibration key; views, which take no time, left out.
 [[nodiscard]] std::map<std::string, OpCall> calls_of(const Program& program);
 
+/// Adds the update of all that the program trains, where it is AdamW's: with it is timed what else a step does with weight gradients (executor/calibrate/stage.hpp).
+/// Of at most 2^30 elements: each of more takes as long.
+void add_update(std::map<std::string, OpCall>& calls, const Program& program);
+
 /// Adds the calls on routed rows at half and twice as many, and with `tiles` (kernels that cut an expert's rows into tiles of 128) grouped products
 /// at other rows of an expert, from which those of any load follow (sim/cost/price.hpp): a tile begun, full and just passed, few experts with many rows.
 void add_loads(std::map<std::string, OpCall>& calls, bool tiles);

@@ -1,5 +1,6 @@
 #include "executor/calibrate/stage.hpp"
 
+#include <array>
 #include <random>
 
 #include "executor/backend/convert.hpp"
@@ -16,6 +17,10 @@ bool is_real(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType
 }  // namespace
 
 Stage::Stage(Backend& backend, const OpCall& of) : call(of) {
+  if (const auto* adamw = std::get_if<op::AdamW>(&call.op)) {
+    make_update(backend, adamw->elements);
+    return;
+  }
   const Operands list = operands(call.op);
   std::mt19937_64 random(1);
   const bool forward = call.pass == Pass::forward;
@@ -69,7 +74,28 @@ Stage::Stage(Backend& backend, const OpCall& of) : call(of) {
   }
 }
 
+/// Masters are what is written, as f32 adapters are.
+void Stage::make_update(Backend& backend, std::int64_t elements) {
+  const auto add = [&](DType type, std::int64_t n) {
+    memory.push_back(backend.allocate({plain_bytes(type) * n}, key(call.op, call.pass, call.wants)));
+    return TensorView{memory.back().get(), type, {n}};
+  };
+  const TensorView gradient = add(DType::f32, elements), step_size = add(DType::f32, 3), master = add(DType::f32, elements), m = add(DType::f32, elements), v = add(DType::f32, elements);
+  arrived = add(backend.held(DType::bf16), elements), squares = add(DType::f32, 1);
+  backend.write(step_size, std::array{1e-4f, 1.0f, 1.0f});
+  backend.fill_normal(master, 1, kWeightDeviation), backend.fill_normal(arrived, 2, kDeviation);
+  backend.clear(m), backend.clear(v);
+  values = {gradient, step_size, master, m, v, master, m, v, master};
+  gradients.resize(values.size());
+}
+
 void Stage::perform(Backend& backend) const {
+  if (const auto* adamw = std::get_if<op::AdamW>(&call.op)) {
+    backend.clear(values[0]);
+    backend.add(arrived, values[0], 1);
+    backend.call({op::GradNorm{.elements = adamw->elements}, Pass::forward, {}}, std::array{values[0], squares}, std::array<TensorView, 2>{}, {});
+    return backend.call({op::AdamW{.elements = adamw->elements, .weight = DType::f32}, Pass::forward, {}}, values, gradients, {});
+  }
   backend.call(call, values, gradients, context());
   if (counts.data != nullptr) keep_choice(backend, std::get<op::Router>(call.op), values, counts, shares);
 }

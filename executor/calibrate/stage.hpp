@@ -15,11 +15,16 @@ struct Stage {
   std::vector<TensorView> fresh;    ///< what has just been written when the call comes: a forward's inputs, the gradients that arrive at a backward
   OpCall call;
   TensorView counts, shares;        ///< of a router's forward: what a step keeps of its choice (executor/backend/tally.hpp)
+  TensorView arrived, squares;      ///< of an optimizer: the gradients of a micro-batch, and the sum of their squares
 
   Stage(Backend& backend, const OpCall& of);
-  /// The call, and what a step does with it before the next.
+  /// The call, and what a step does with it before the next. With an optimizer all that a step of one micro-batch does with trained weights: gradients cleared, added to, their
+  /// squares summed, the update (executor/train/train.cpp, executor/walk/communication.cpp).
   void perform(Backend& backend) const;
   [[nodiscard]] CallContext context() const { return {.expert_rows = rows}; }
+
+ private:
+  void make_update(Backend& backend, std::int64_t elements);
 };
 
 }  // namespace moeplan

@@ -25,6 +25,10 @@ constexpr ErrorBand kRoofline{0.9, 3.2};
 /// Operators that borrow the utilisation of a relative: how far apart KDA and Gated DeltaNet are, both ways.
 constexpr ErrorBand kKin{0.5, 2.0};
 
+/// What this project's executor moves of a trained element's gradient besides the update, in a step of one micro-batch: cleared (4), added to (reads 2 and 4, writes 4), read for
+/// the norm (4). A sample of the update has it in it (executor/calibrate/stage.hpp).
+constexpr double kGradientPasses = 18;
+
 /// Chunked scans reach a tenth of the roofline (ratio 8-45 on H200): one without samples takes Gated DeltaNet's utilisation; attention
 /// over compressed keys takes that of sparse attention.
 template <class T>
@@ -175,6 +179,8 @@ Prices::Work Prices::work_of(const OpCall& call, Wants wants, bool in_bf16) cons
     if (const auto f32 = device_.peak.find("f32"); f32 != device_.peak.end() && (a->d_qk % 8 != 0 || a->d_v % 8 != 0)) w.speed = f32->second.value / device_.peak.at("bf16").value;
     w.own = true;
   }
+  if (const auto* update = std::get_if<op::AdamW>(&call.op); update && runtime_.own_kernels && tables_->of[call.op.index()][0].empty())
+    w.besides += static_cast<double>(update->elements) * kGradientPasses;
   return w;
 }
 

@@ -71,13 +71,16 @@ TEST_F(Calibrate, MeasuresAModelWithoutAPlan) {
   const Json profile = load_json(file("here.json"));
   std::set<std::int64_t> rows;
   std::size_t short_ones = 0;
+  std::size_t updates = 0;
   for (const Json& s : profile.at("samples")) {
     const std::string key = s.at("key");
+    updates += key.starts_with("adamw ");
     if (key.starts_with("grouped_linear ")) rows.insert(std::stoll(key.substr(key.find("rows=") + 5)));
     short_ones += key.starts_with("rms_norm tokens=16 ");
   }
   EXPECT_GE(rows.size(), 4u) << "half, once and twice the rows of two lengths";
   EXPECT_GT(short_ones, 0u);
+  EXPECT_EQ(updates, 1u) << "both lengths train as much";
   const std::vector<std::string> only{"calibrate", "--model", "kimi-k3-tiny", "--seq", "16", "-o", file("only.json"), "--samples", "5", "--only"};
   const auto with = [&](const std::string& names) {
     std::vector<std::string> words = only;
@@ -87,7 +90,8 @@ TEST_F(Calibrate, MeasuresAModelWithoutAPlan) {
   const Finished some = moeplan(with("router,rms_norm"));
   ASSERT_TRUE(some.exit_code == 0 || some.exit_code == 4) << some.err;
   std::set<std::string> kinds;
-  for (const Json& s : load_json(file("only.json")).at("samples")) {
+  const Json routers = load_json(file("only.json"));
+  for (const Json& s : routers.at("samples")) {
     const std::string key = s.at("key");
     kinds.insert(key.substr(0, key.find(' ')));
   }

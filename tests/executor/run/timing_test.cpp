@@ -12,6 +12,7 @@ class Watched : public Backend {
  public:
   Bytes cleared{};
   int summed = 0;   ///< times that shares were added up
+  std::vector<std::string> calls;   ///< operators, sums, and clearing of 64 elements
 
   [[nodiscard]] std::string_view name() const override { return inner_->name(); }
   [[nodiscard]] std::string refusal(const Op& op) const override { return inner_->refusal(op); }
@@ -22,12 +23,19 @@ class Watched : public Backend {
   void write_stored(const TensorView& to, std::span<const std::byte> from) override { inner_->write_stored(to, from); }
   void clear(const TensorView& to) override {
     cleared = std::max(cleared, Bytes{4 * to.shape.elements()});
+    if (to.shape.elements() == 64) calls.emplace_back("clear");
     inner_->clear(to);
   }
   void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override { inner_->fill_normal(to, state, deviation); }
-  void add(const TensorView& from, const TensorView& to, float scale) override { inner_->add(from, to, scale); }
+  void add(const TensorView& from, const TensorView& to, float scale) override {
+    calls.emplace_back("add");
+    inner_->add(from, to, scale);
+  }
   void copy(const TensorView& from, const TensorView& to) override { inner_->copy(from, to); }
-  void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override { inner_->call(call, operands, gradients, context); }
+  void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    calls.emplace_back(kind(call.op));
+    inner_->call(call, operands, gradients, context);
+  }
   void sum_shares(const TensorView& from, const TensorView& to) override {
     ++summed;
     inner_->sum_shares(from, to);
@@ -51,17 +59,29 @@ TEST(Timing, ClearsWhatAStepTouchesAndNoMoreThanTheLargestCache) {
   EXPECT_EQ(cleared_where_a_step_touches({std::int64_t{100} << 30}), kMostCleared);
 }
 
+ProfileSample three_samples(Backend& backend, const OpCall& call) {
+  const Backend::Memory memory = backend.allocate({64}, "cache flush");
+  return time_call(backend, call, {.least = 3, .most = 3, .noise = 0}, {.flush = {memory.get(), DType::f32, {16}}});
+}
+
 TEST(Timing, ARoutersForwardHoldsWhatAStepKeepsOfItsChoice) {
   const op::Router router{.tokens = 4, .hidden = 8, .experts = 4, .top_k = 2};
   const auto summed = [&](Pass pass) {
     Watched backend;
     const OpCall call{router, pass, {.input_grad = pass == Pass::backward}};
-    const ProfileSample s = time_call(backend, call, {.least = 3, .most = 3, .noise = 0}, {.flush = {}});
-    EXPECT_EQ(s.count, 3);
+    EXPECT_EQ(three_samples(backend, call).count, 3);
     return backend.summed;
   };
   EXPECT_EQ(summed(Pass::forward), 4) << "once before the samples, and in each";
   EXPECT_EQ(summed(Pass::backward), 0);
+}
+
+TEST(Timing, AnUpdateIsTimedWithTheOtherPassesOverGradients) {
+  Watched backend;
+  const OpCall update{op::AdamW{.elements = 64}, Pass::forward, {}};
+  EXPECT_EQ(three_samples(backend, update).key, "adamw elements=64 forward");
+  ASSERT_EQ(backend.calls.size(), 2u + 4 * 4) << "moments cleared, then once before the samples, and in each";
+  EXPECT_EQ(std::vector<std::string>(backend.calls.end() - 4, backend.calls.end()), (std::vector<std::string>{"clear", "add", "grad_norm", "adamw"}));
 }
 
 }  // namespace
