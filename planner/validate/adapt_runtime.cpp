@@ -19,7 +19,7 @@ void repeat_on_tensor_ranks(Runtime& runtime, double tp) {
 
 }  // namespace
 
-void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family,
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const ModelSpec& model,
                    const Runtime& eager) {
   if (contains(row.optimizer.value_or(""), "bf16 moments")) runtime.moment = DType::bf16;
   if (sharding == Sharding::full) runtime.distributed_optimizer = false, runtime.reduce_once = false;
@@ -41,11 +41,27 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const st
   // Under autocast torch.nn.LayerNorm gives fp32, bitsandbytes' products give back the type they were given, and so
   // GELU, sums and dropout run in fp32 between casts: 20 bytes an element of a norm instead of 4 (cast r2 w4, r4 w4,
   // cast back r4 w2), of an activation (product cast to fp32, GELU, cast back) likewise, 12 of a sum instead of 6.
-  if (contains(runtime.name, "hf") && family == "gpt" && contains(row.method.value_or(""), "qlora"))
+  if (contains(runtime.name, "hf") && model.family == "gpt" && contains(row.method.value_or(""), "qlora"))
     runtime.traffic["layer_norm"] = runtime.traffic["activation"] = 5, runtime.traffic["add"] = 2;
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
-  if (contains(runtime.name, "hf") && family == "gpt" && !contains(row.method.value_or(""), "lora"))
+  if (contains(runtime.name, "hf") && model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  // Qwen's finetune.py trains quantised bases and whole models through DeepSpeed's engine, which has no autocast: the loss
+  // stays in 16 bits (logits, their shifted copy, log-softmax; the last is kept).
+  if (contains(row.framework, "finetune.py") && row.method.value_or("") != "lora")
+    runtime.logit_bytes = 6, runtime.logit_kept = 2;
+  // Its quantised runs take ds_config_zero2.json: gradients in two buckets of 2e8 fp16 elements (contiguous, overlapped).
+  if (contains(row.framework, "finetune.py") && row.method.value_or("") == "qlora") runtime.bucket += Bytes{2 * 2 * 200'000'000};
+  // Until PyTorch 2.1 the foreach AdamW adds epsilon into a second list of all trained elements (torch/optim/adamw.py).
+  if (runtime.update_temporary && contains(row.framework_version.value_or(""), "PyTorch 2.0"))
+    runtime.kept["second_temporary"] = 1;
+  // PEFT's modules_to_save are copies in the type of the base, trained as they are, beside the originals: with a base in
+  // bf16 gradients and moments are bf16, adapters too (before PEFT 0.12).
+  if (contains(row.lora_targets.value_or(""), "trainable embedding")) {
+    runtime.master_weights = false, runtime.adapter = DType::bf16;
+    runtime.gradient = runtime.reduce = runtime.moment = DType::bf16;
+    runtime.workspace += Bytes{2 * 2 * model.vocabulary * model.hidden};
+  }
   // DeepSpeed's ZeRO-1 holds gradients in the weights' 16 bits; only its BF16 optimizer adds them up in fp32.
   if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
       !contains(row.optimizer.value_or(""), "fp32 grad"))

@@ -1,6 +1,7 @@
 #pragma once
 /// What a row's own words change in the runtime of its framework.
 
+#include "core/spec/model.hpp"
 #include "core/spec/profile.hpp"
 #include "core/spec/runtime.hpp"
 #include "planner/validate/rows.hpp"
@@ -8,8 +9,8 @@
 
 namespace moeplan::validation {
 
-/// `family` is the model's, as imported. `eager`: whose factors operations launched one by one have.
-void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const std::string& family,
+/// `model` as imported. `eager`: whose factors operations launched one by one have.
+void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const ModelSpec& model,
                    const Runtime& eager);
 
 /// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on

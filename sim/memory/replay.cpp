@@ -42,9 +42,11 @@ class Replay {
       if (step == 0) hold_moments();
       if (runtime.update_temporary) {  // foreach: a list of tensors, one a weight
         std::vector<Buffer> list;
-        for (const Slot& s : program_.slots)
-          each_share(s, static_cast<double>(s.state.trained_elements) * (runtime.moment == DType::f32 ? 4 : 2),
-                     [&](Bytes b) { list.push_back(take(b)); });
+        const int lists = runtime.kept.contains("second_temporary") ? 2 : 1;
+        for (int of = 0; of < lists; ++of)
+          for (const Slot& s : program_.slots)
+            each_share(s, static_cast<double>(s.state.trained_elements) * (runtime.moment == DType::f32 ? 4 : 2),
+                       [&](Bytes b) { list.push_back(take(b)); });
         for (const Buffer b : list) drop(b);
       }
       for (const auto& [slot, gradients] : gradients_) drop(gradients);  // zero_grad gives them back

@@ -208,5 +208,25 @@ TEST(Gradients, AreClearedAndScaledByMegatron) {
   EXPECT_EQ(passes(1).first, 0);
 }
 
+TEST(FineTuning, HoldsWhatTheScriptAndItsLibrariesHold) {
+  const auto row = [](const Json& changes) {
+    Json fine = {{"framework", "HF Trainer + PEFT (Qwen finetune.py)"}, {"hardware", "a100-sxm-80gb"}, {"num_gpus", 1}, {"gpus_per_node", 1}, {"model", "qwen1-1.8b"},
+                 {"method", "lora"}, {"precision", "bf16"}, {"seq_len", 512}, {"global_batch_size", 8}, {"ep", 1}, {"dp_or_fsdp", "single"}, {"recompute", "gradient checkpointing (all layers)"}};
+    if (!changes.is_null()) fine.update(changes);
+    return convert(row_of(fine), library());
+  };
+  const Runtime plain = row({}).problem.runtime;
+  EXPECT_EQ(plain.logit_bytes, 12);
+  const Runtime quantised = row({{"method", "qlora"}}).problem.runtime;
+  EXPECT_EQ(quantised.logit_bytes, 6) << "DeepSpeed's engine, no autocast";
+  EXPECT_EQ((quantised.bucket - plain.bucket).value, 800'000'000) << "its two buckets";
+  const Runtime copies = row({{"lora_targets", "c_attn + trainable embedding & lm_head"}}).problem.runtime;
+  EXPECT_EQ((copies.workspace - plain.workspace).value, 2 * 2 * std::int64_t{151936} * 2048) << "the originals of two tables";
+  EXPECT_EQ(copies.moment, DType::bf16);
+  // A second list of all that is trained, 1.8 G elements in fp32.
+  const auto peak = [&](const char* version) { return predict(row({{"method", "full_ft"}, {"framework_version", version}}), library().words).allocated.value; };
+  EXPECT_NEAR(peak("PyTorch 2.0, CUDA 11.8") - peak("PyTorch 2.1"), 4 * 1.84e9, 0.03 * 4 * 1.84e9);
+}
+
 }  // namespace
 }  // namespace moeplan::validation
