@@ -63,31 +63,7 @@ __global__ void __launch_bounds__(tile_threads) wide_forward(const Problem p) {
     multiply_rows<query_rows, key_rows, head>(z, q_tile, warp * 16, k_tile);
     const int key = tile * key_rows;
     const bool masked = partly_hidden(p, first_at, first_at + query_rows - 1, key, key + key_rows - 1, s.keys);
-    float now[2] = {most[0], most[1]}, base[2], shrink[2];
-#pragma unroll
-    for (int j = 0; j < key_rows / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        z[j][e] = logit<capped>(p, z[j][e]).value;
-        if (masked && !sees(p, at[e / 2], key + 8 * j + lane % 4 * 2 + e % 2, s.keys)) z[j][e] = -INFINITY;
-        now[e / 2] = fmaxf(now[e / 2], z[j][e]);
-      }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      now[r] = fmaxf(now[r], __shfl_xor_sync(~0u, now[r], 1));
-      now[r] = fmaxf(now[r], __shfl_xor_sync(~0u, now[r], 2));
-      base[r] = now[r] == -INFINITY ? 0 : now[r];  // nothing seen so far
-      shrink[r] = power_of_two(most[r] - base[r]);
-      most[r] = now[r], sum[r] *= shrink[r];
-    }
-#pragma unroll
-    for (int j = 0; j < slice / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[j][e] *= shrink[e / 2];
-#pragma unroll
-    for (int j = 0; j < key_rows / 8; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) z[j][e] = power_of_two(z[j][e] - base[e / 2]), sum[e / 2] += z[j][e];
+    weigh_tile<capped>(p, z, most, sum, out, masked, at, key, s.keys);
     std::uint32_t weights[key_rows / 16][4];
     as_left<key_rows>(z, weights);
     multiply_columns<key_rows, slice>(out, weights, v_tile);
