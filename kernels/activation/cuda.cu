@@ -1,6 +1,6 @@
 /// y = f(x) on the GPU;  dx = dy f'(x).
 /// Mapping: a thread has four packs of 16 bytes in flight; the function is chosen once a pack. Bytes at n = tokens x width: forward 4 n
-/// (6 n into f32), backward 6 n (8 n). The error function of gelu costs some 30 instructions an element and nears the memory's time.
+/// (6 n into f32), backward 6 n (8 n).
 
 #include "kernels/activation/op.hpp"
 #include "kernels/base/math.cuh"

@@ -8,11 +8,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
 
 #include "kernels/base/cuda.hpp"
+#include "kernels/base/divisor.hpp"
 
 namespace moeplan::cuda {
 
@@ -121,11 +123,15 @@ inline bool aligned(std::initializer_list<const void*> pointers) {
 struct RowOf {
   i64 width;
   bool small;
-  static RowOf of(i64 width, i64 range) { return {width, range <= std::numeric_limits<std::int32_t>::max()}; }
+  Divisor by;
+  static RowOf of(i64 width, i64 range) {
+    const bool small = width >= 1 && std::max(width, range) <= std::numeric_limits<std::int32_t>::max();
+    return {width, small, small ? Divisor::of(static_cast<std::uint32_t>(width)) : Divisor{}};
+  }
   __device__ __forceinline__ void operator()(i64 i, i64& row, i64& column) const {
     if (small) {
-      const unsigned a = static_cast<unsigned>(i), w = static_cast<unsigned>(width), r = a / w;
-      row = r, column = a - r * w;
+      const unsigned a = static_cast<unsigned>(i), r = by.quotient(a);
+      row = r, column = a - r * static_cast<unsigned>(width);
     } else {
       row = i / width, column = i - row * width;
     }

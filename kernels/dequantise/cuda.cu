@@ -10,8 +10,9 @@ namespace moeplan::cuda {
 namespace {
 
 /// 8 columns as they are stored, and where they are.
-struct Codes {
-  std::uint32_t code[8];
+template <DType type>
+struct Held {
+  Codes<type> codes;
   std::uint32_t scale;
   i64 row, column;
 };
@@ -27,30 +28,30 @@ struct Expand {
   bool wide;
   i64 first;   ///< row of the matrix that y begins with
   template <int V>
-  using Piece = Codes;
+  using Piece = Held<type>;
   template <int V>
-  __device__ Codes load(i64 i) const {
-    Codes c;
-    packs(i, c.row, c.column);
-    c.column *= 8, c.row += first;
-    read_codes(s, x, c.row, c.column, c.code, wide);
-    c.scale = read_bits<Stored<type>::scale_bytes>(x + s.scale_at(c.row, c.column));
-    return c;
+  __device__ Held<type> load(i64 i) const {
+    Held<type> h;
+    packs(i, h.row, h.column);
+    h.column *= 8, h.row += first;
+    h.codes = read_codes(s, x, h.row, h.column, wide);
+    h.scale = read_bits<Stored<type>::scale_bytes>(x + s.scale_at(h.row, h.column));
+    return h;
   }
   template <int V>
-  __device__ void store(i64, const Codes& c) const {
-    const float scale = value_of_scale<type>(c.scale);
+  __device__ void store(i64, const Held<type>& h) const {
+    T* to = y + (h.row - first) * s.columns + h.column;
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (wide) return cuda::store<8>(to, expanded(h.codes, h.scale));
+    }
+    const float scale = value_of_scale<type>(h.scale);
     float v[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) v[j] = value_of_code<type>(c.code[j]) * scale;
-    T* to = y + (c.row - first) * s.columns + c.column;
-    if (wide) {
-      cuda::store<8>(to, v);
-      return;
-    }
+    for (int j = 0; j < 8; ++j) v[j] = value_of_code<type>(h.codes[j]) * scale;
+    if (wide) return cuda::store<8>(to, v);
 #pragma unroll
     for (int j = 0; j < 8; ++j)
-      if (c.column + j < s.columns) to[j] = narrowed<T>(v[j]);
+      if (h.column + j < s.columns) to[j] = narrowed<T>(v[j]);
   }
 };
 

@@ -14,9 +14,16 @@ constexpr int threads = 256;
 
 template <class T>
 __device__ __forceinline__ float most_of(const Pack<T, 8>& v, float most) {
+  if constexpr (std::is_same_v<T, bf16>) {   // two at a time
+    __nv_bfloat162 two = __float2bfloat162_rn(0.0f);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(v[j]));
-  return most;
+    for (const std::uint32_t& word : v.word) two = __hmax2(two, __habs2(*reinterpret_cast<const __nv_bfloat162*>(&word)));
+    return fmaxf(most, fmaxf(__low2float(two), __high2float(two)));
+  } else {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(v[j]));
+    return most;
+  }
 }
 template <DType type, class T>
 __device__ __forceinline__ void write_pack(const Stored<type>& s, std::uint8_t* y, i64 row, i64 column, const Pack<T, 8>& v, float inverse, bool wide) {

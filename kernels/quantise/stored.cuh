@@ -55,12 +55,11 @@ __device__ __forceinline__ float from_e4m3(std::uint32_t code) {
   const float value = __uint_as_float((code & 128u) << 24 | (code & 127u) << 20) * 0x1p120f;
   return (code & 127u) == 127u ? __uint_as_float(0x7fffffffu) : value;
 }
-/// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code, larger ones 6.
+/// Nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6, ties to the even code, larger ones 6. Times 2^-126 the codes are the exponent and one bit of mantissa, and
+/// 0.5 is a denormal as it is among them.
 __device__ __forceinline__ std::uint32_t e2m1_of(float v) {
-  const float a = fabsf(v);
-  const std::uint32_t bits = __float_as_uint(a), rounded = (bits + 0x1fffffu + (bits >> 22 & 1u)) >> 22;   // to one bit of mantissa
-  const std::uint32_t code = a >= 1.0f ? min(rounded - 252u, 7u) : static_cast<std::uint32_t>((a > 0.25f) + (a >= 0.75f));
-  return code | (v < 0 ? 8u : 0u);
+  const std::uint32_t bits = __float_as_uint(fabsf(v) * 0x1p-126f);
+  return min((bits + 0x1fffffu + (bits >> 22 & 1u)) >> 22, 7u) | (__float_as_uint(v) >> 28 & 8u);
 }
 __device__ __forceinline__ float from_e2m1(std::uint32_t code) { return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f; }
 
@@ -162,26 +161,90 @@ __device__ __forceinline__ void write_codes(const Stored<type>& s, std::uint8_t*
   for (int j = 0; j < 8; ++j)
     if (column + j < s.columns) to[j] = static_cast<std::uint8_t>(code[j]);
 }
+/// The codes of 8 neighbouring columns as they are stored: 4 bytes of nibbles, else 8.
 template <DType type>
-__device__ __forceinline__ void read_codes(const Stored<type>& s, const std::uint8_t* data, i64 row, i64 column, std::uint32_t (&code)[8], bool wide) {
-  const std::uint8_t* from = data + row * s.row_bytes + (s.nibbles ? column / 2 : column);
-  if constexpr (Stored<type>::nibbles) {
-    std::uint32_t all = 0;
-    if (wide) {
-      all = __ldcs(reinterpret_cast<const std::uint32_t*>(from));
-    } else {
-      for (int b = 0; b < 4; ++b)
-        if (column + 2 * b < s.columns) all |= static_cast<std::uint32_t>(from[b]) << 8 * b;
-    }
+struct Codes {
+  std::uint32_t word[Stored<type>::nibbles ? 1 : 2];
+  __device__ __forceinline__ std::uint32_t operator[](int j) const {
+    if constexpr (Stored<type>::nibbles) return word[0] >> 4 * j & 15u;
+    else return word[j / 4] >> j % 4 * 8 & 255u;
+  }
+};
+template <DType type>
+__device__ __forceinline__ Codes<type> read_codes(const Stored<type>& s, const std::uint8_t* data, i64 row, i64 column, bool wide) {
+  constexpr bool nibbles = Stored<type>::nibbles;
+  const std::uint8_t* from = data + row * s.row_bytes + (nibbles ? column / 2 : column);
+  Codes<type> out{};
+  if (!wide) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) code[j] = all >> 4 * j & 15u;
-  } else if (wide) {
-    const uint2 q = __ldcs(reinterpret_cast<const uint2*>(from));
-#pragma unroll
-    for (int j = 0; j < 8; ++j) code[j] = (j < 4 ? q.x : q.y) >> (j % 4 * 8) & 255u;
+    for (int b = 0; b < (nibbles ? 4 : 8); ++b)
+      if (column + (nibbles ? 2 * b : b) < s.columns) out.word[b / 4] |= static_cast<std::uint32_t>(from[b]) << b % 4 * 8;
+  } else if constexpr (nibbles) {
+    out.word[0] = __ldcs(reinterpret_cast<const std::uint32_t*>(from));
   } else {
+    const uint2 q = __ldcs(reinterpret_cast<const uint2*>(from));
+    out.word[0] = q.x, out.word[1] = q.y;
+  }
+  return out;
+}
+
+/// Two products of bf16, each rounded once.
+__device__ __forceinline__ std::uint32_t products(std::uint32_t a, std::uint32_t b) {
+  const __nv_bfloat162 both = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&both);
+}
+/// A bf16 in both halves.
+__device__ __forceinline__ std::uint32_t twice(float v) {
+  const __nv_bfloat162 both = __float2bfloat162_rn(v);
+  return *reinterpret_cast<const std::uint32_t*>(&both);
+}
+/// Four codes of E2M1 in the low half of `codes` as bf16, neighbours in a word: their bytes looked up, the signs beside.
+__device__ __forceinline__ void e2m1_as_bf16(std::uint32_t codes, std::uint32_t& first, std::uint32_t& second) {
+  const std::uint32_t which = codes & 0x7777u, low = __byte_perm(0xc0800000u, 0xc0804000u, which), high = __byte_perm(0x3f3f3f00u, 0x40404040u, which);
+  first = __byte_perm(low, high, 0x5140u) | (codes << 12 & 0x8000u) | (codes << 24 & 0x80000000u);
+  second = __byte_perm(low, high, 0x7362u) | (codes << 4 & 0x8000u) | (codes << 16 & 0x80000000u);
+}
+
+/// 8 values as bf16: two at a time where code, scale and product let bf16 do it with the one rounding that fp32 would end in. Codes and scales of
+/// the 4-bit types are exact in bf16.
+template <DType type>
+__device__ __forceinline__ Pack<bf16, 8> expanded(const Codes<type>& codes, std::uint32_t scale_bits) {
+  const float scale = value_of_scale<type>(scale_bits);
+  Pack<bf16, 8> out;
+  if constexpr (type == DType::mxfp4 || type == DType::nvfp4) {
+    const std::uint32_t factor = twice(scale);
+    e2m1_as_bf16(codes.word[0], out.word[0], out.word[1]), e2m1_as_bf16(codes.word[0] >> 16, out.word[2], out.word[3]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) code[j] = column + j < s.columns ? from[j] : 0u;
+    for (std::uint32_t& word : out.word) word = products(word, factor);
+    return out;
+  } else if constexpr (type == DType::int4) {   // 128 + code has no bit below 1 in bf16
+    const std::uint32_t factor = twice(scale);
+    const __nv_bfloat162 middle = __float2bfloat162_rn(-136.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t byte = codes.word[0] >> 8 * i, raised = (byte & 15u) | (byte << 12 & 0xf0000u) | 0x43004300u;
+      const __nv_bfloat162 value = __hadd2(*reinterpret_cast<const __nv_bfloat162*>(&raised), middle);
+      out.word[i] = products(*reinterpret_cast<const std::uint32_t*>(&value), factor);
+    }
+    return out;
+  } else {
+    if constexpr (type == DType::fp8) {
+      const auto has_nan = [](std::uint32_t word) { return ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; };
+      if (fabsf(scale) < 0x1p7f && (has_nan(codes.word[0]) | has_nan(codes.word[1])) == 0) {
+        const float raised = scale * 0x1p120f;   // for E4M3's fields at bf16's places
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const std::uint32_t bytes = __byte_perm(codes.word[i / 2], 0, i % 2 == 0 ? 0x4140u : 0x4342u), fields = (bytes << 8 & 0x80008000u) | (bytes << 4 & 0x07f007f0u);
+          const __nv_bfloat162 two = __floats2bfloat162_rn(__uint_as_float(fields << 16) * raised, __uint_as_float(fields & 0xffff0000u) * raised);
+          out.word[i] = *reinterpret_cast<const std::uint32_t*>(&two);
+        }
+        return out;
+      }
+    }
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[j] = value_of_code<type>(codes[j]) * scale;
+    return Pack<bf16, 8>::of(v);
   }
 }
 

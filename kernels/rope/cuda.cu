@@ -1,7 +1,7 @@
 /// Rotary embedding on the GPU: each pair (a, b) turns by its angle, (a cos - b sin, a sin + b cos); the gradient turns the other way.
 /// The angle is taken in fp64 as turns, of which whole ones are dropped, so that positions of millions keep fp32's precision.
-/// Mapping: a block owns one or more tokens, makes their table of cosines and sines in shared memory once for all heads, and moves two
-/// packs of each head (the two members of 8 pairs) a thread. Bytes: 4 tokens x heads x head_dim; may run in place.
+/// Mapping: a block owns one or more tokens and moves two packs of a head (the two members of 8 pairs) a thread, four such in flight; the first are asked
+/// for before it makes the tokens' table of cosines and sines in shared memory. Bytes: 4 tokens x heads x head_dim; may run in place.
 
 #include <algorithm>
 #include <numbers>
@@ -14,7 +14,7 @@
 namespace moeplan::cuda {
 namespace {
 
-constexpr int most_pairs = 256, threads = 256, most_table = 2048;
+constexpr int most_pairs = 256, threads = 256, most_table = 2048, ahead = 4;
 
 struct Arguments {
   const bf16* x;
@@ -23,6 +23,8 @@ struct Arguments {
   i64 tokens, sequence_length;
   int heads, head_dim, first, half;   ///< `first` column that turns, `half` pairs
   int still;                          ///< columns of a head that do not turn
+  int per_head, per_token;            ///< items
+  Divisor by_head, by_token;
   bool interleaved;
   float magnitude, direction;
   double turns[most_pairs];           ///< of each pair a position
@@ -38,7 +40,7 @@ struct Item {
 
 template <int V>
 __device__ __forceinline__ void find(const Arguments& a, i64 token, int in_block, int index, Item<V>& item) {
-  const int turning = a.half / V, per_head = turning + a.still / V, head = index / per_head, r = index - head * per_head;
+  const int turning = a.half / V, head = static_cast<int>(a.by_head.quotient(static_cast<unsigned>(index))), r = index - head * a.per_head;
   const i64 begin = (token * a.heads + head) * a.head_dim;
   if (r >= turning) {   // the columns before the rotated part if it trails, after it if it leads
     item.a = begin + (r - turning) * V + (a.first == 0 ? 2 * a.half : 0), item.b = -1;
@@ -53,7 +55,20 @@ template <int V>
 __global__ void __launch_bounds__(threads) turn(const __grid_constant__ Arguments a, int tokens_a_block) {
   extern __shared__ float2 table[];   // cosine and sine, [tokens_a_block, half]
   const i64 base = static_cast<i64>(blockIdx.x) * tokens_a_block;
-  const int count = static_cast<int>(min(static_cast<i64>(tokens_a_block), a.tokens - base));
+  const int count = static_cast<int>(min(static_cast<i64>(tokens_a_block), a.tokens - base)), all = count * a.per_token;
+  Item<V> item[ahead];
+  const auto read = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < ahead; ++u) {
+      const int at = first + u * threads, t = static_cast<int>(a.by_token.quotient(static_cast<unsigned>(at)));
+      item[u].a = -1;
+      if (at >= all) continue;
+      find<V>(a, base + t, t, at - t * a.per_token, item[u]);
+      item[u].va = load<V>(a.x + item[u].a);
+      if (item[u].b >= 0) item[u].vb = load<V>(a.x + item[u].b);
+    }
+  };
+  read(static_cast<int>(threadIdx.x));
   for (int i = threadIdx.x; i < count * a.half; i += threads) {
     const int t = i / a.half;
     const i64 position = a.positions != nullptr ? a.positions[base + t] : (base + t) % a.sequence_length;
@@ -64,19 +79,10 @@ __global__ void __launch_bounds__(threads) turn(const __grid_constant__ Argument
     table[i] = {a.magnitude * cosine, a.direction * a.magnitude * sine};
   }
   __syncthreads();
-  const int items = a.heads * (a.half / V + a.still / V), all = count * items;
-  for (int i = threadIdx.x; i < all; i += 2 * threads) {
-    Item<V> item[2];
+  for (int i = threadIdx.x; i < all; i += ahead * threads) {
+    if (i >= ahead * threads) read(i);
 #pragma unroll
-    for (int u = 0; u < 2; ++u) {
-      const int at = i + u * threads, t = at / items;
-      if (at >= all) continue;
-      find<V>(a, base + t, t, at - t * items, item[u]);
-      item[u].va = load<V>(a.x + item[u].a);
-      if (item[u].b >= 0) item[u].vb = load<V>(a.x + item[u].b);
-    }
-#pragma unroll
-    for (int u = 0; u < 2; ++u) {
+    for (int u = 0; u < ahead; ++u) {
       if (item[u].a < 0) continue;
       if (item[u].b < 0) {
         if (a.x != a.y) store<V>(a.y + item[u].a, item[u].va);
@@ -119,8 +125,10 @@ void run(const op::Rope& op, const Frame& f, const bf16* x, bf16* y, float direc
   const std::vector<double> radians = op::frequencies(op);
   std::transform(radians.begin(), radians.end(), a.turns, [](double r) { return r / (2 * std::numbers::pi); });
   const bool wide = a.half % 8 == 0 && a.still % 8 == 0 && aligned({x, y});
-  const i64 pack = wide ? 8 : 1, items = op.heads * (a.half / pack + a.still / pack);
-  const i64 tokens_a_block = std::clamp<i64>(2 * threads / items, 1, most_table / a.half);
+  const i64 pack = wide ? 8 : 1;
+  a.per_head = static_cast<int>(a.half / pack + a.still / pack), a.per_token = a.heads * a.per_head;
+  a.by_head = Divisor::of(static_cast<std::uint32_t>(a.per_head)), a.by_token = Divisor::of(static_cast<std::uint32_t>(a.per_token));
+  const i64 tokens_a_block = std::clamp<i64>(ahead * threads / a.per_token, 1, most_table / a.half);
   const auto blocks = static_cast<unsigned>((op.tokens + tokens_a_block - 1) / tokens_a_block);
   const std::size_t table = sizeof(float2) * static_cast<std::size_t>(tokens_a_block * a.half);
   if (wide) turn<8><<<blocks, threads, table, f.stream()>>>(a, static_cast<int>(tokens_a_block));

@@ -3,6 +3,8 @@
 /// tokens a chunk; sequences begin with zeros. The backward walks three tokens past its chunk, which give gradients into it. Bytes at
 /// n = tokens x channels: forward 4 n, backward 6 n. dw and db: a partial row a chunk of 128 tokens, summed in order (4 x 5 n / 128 bytes each way).
 
+#include <climits>
+
 #include "kernels/base/math.cuh"
 #include "kernels/base/rows.cuh"
 #include "kernels/cuda_frame.hpp"
@@ -112,18 +114,43 @@ __device__ __forceinline__ void before_silu(const Taps<V>& k, const float (&wind
   }
 }
 
+/// Blocks that are resident together have neighbouring channels of the same tokens: whole rows, which memory gives faster than pieces of them.
+template <int V>
+__device__ __forceinline__ i64 chunk_of(const Arguments& a, i64& channel) {
+  const unsigned pieces = static_cast<unsigned>((a.channels + threads * V - 1) / (threads * V)), chunk = blockIdx.x / pieces;
+  channel = (static_cast<i64>(blockIdx.x - chunk * pieces) * threads + threadIdx.x) * V;
+  return chunk;
+}
+
 template <int V>
 __global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
-  const i64 c = (static_cast<i64>(blockIdx.y) * threads + threadIdx.x) * V;
+  i64 c;
+  const i64 t0 = chunk_of<V>(a, c) * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   if (c >= a.channels) return;
-  const i64 t0 = static_cast<i64>(blockIdx.x) * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   const Taps<V> k = taps_of<V>(a, c);
   Sequence s = sequence_of(a, t0);
   float window[taps][V];
   fill_window<V>(a, window, t0, s.begin, c);
+  const auto each = [&](i64 t, const Pack<bf16, V>& x) {
+    float value[V], z[V];
+    widen<V>(x, value);
+    push<V>(window, value);
+    before_silu<V>(k, window, z);
+    if (a.silu)
+#pragma unroll
+      for (int v = 0; v < V; ++v) z[v] *= sigmoid(z[v]);
+    store<V>(a.y + t * a.channels + c, z);
+  };
   constexpr int ahead = 8;
   for (i64 t = t0; t < t1; t += ahead) {
     Pack<bf16, V> x[ahead];
+    if (t + ahead <= min(t1, s.end)) {   // no sequence and no chunk ends among them: nothing is asked token by token
+#pragma unroll
+      for (int u = 0; u < ahead; ++u) x[u] = load<V>(a.x + (t + u) * a.channels + c);
+#pragma unroll
+      for (int u = 0; u < ahead; ++u) each(t + u, x[u]);
+      continue;
+    }
 #pragma unroll
     for (int u = 0; u < ahead; ++u)
       if (t + u < t1) x[u] = load<V>(a.x + (t + u) * a.channels + c);
@@ -134,14 +161,7 @@ __global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
         s = sequence_of(a, t + u);
         clear<V>(window);
       }
-      float value[V], z[V];
-      widen<V>(x[u], value);
-      push<V>(window, value);
-      before_silu<V>(k, window, z);
-      if (a.silu)
-#pragma unroll
-        for (int v = 0; v < V; ++v) z[v] *= sigmoid(z[v]);
-      store<V>(a.y + (t + u) * a.channels + c, z);
+      each(t + u, x[u]);
     }
   }
 }
@@ -149,9 +169,9 @@ __global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
 /// Six blocks a multiprocessor (with dw four) have enough in flight.
 template <int V, bool weight>
 __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Arguments a) {
-  const i64 c = (static_cast<i64>(blockIdx.y) * threads + threadIdx.x) * V;
+  i64 c;
+  const i64 chunk = chunk_of<V>(a, c), t0 = chunk * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   if (c >= a.channels) return;
-  const i64 t0 = static_cast<i64>(blockIdx.x) * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   const Taps<V> k = taps_of<V>(a, c);
   Sequence s = sequence_of(a, t0);
   const bool reads_x = a.x != nullptr;   // without SiLU and without dw it is not needed
@@ -159,8 +179,7 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
   clear<V>(x), clear<V>(dz);
   if (reads_x) fill_window<V>(a, x, t0, s.begin, c);
   // With dz of t - 3 ... t in the window, the gradient of x at t - 3 is complete.
-  const auto emit = [&](i64 at) {
-    if (a.dx == nullptr || at < t0 || at < s.begin || at >= t1) return;
+  const auto write = [&](i64 at) {
     float dx[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -169,6 +188,9 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
       for (int j = 0; j < taps; ++j) dx[v] = fmaf(k.w[taps - 1 - j][v], dz[j][v], dx[v]);
     }
     store<V>(a.dx + at * a.channels + c, dx);
+  };
+  const auto emit = [&](i64 at) {
+    if (a.dx != nullptr && at >= max(t0, s.begin) && at < t1) write(at);
   };
   // The last three tokens of a sequence (before t) get nothing from behind it.
   const auto flush = [&](i64 t) {
@@ -179,12 +201,49 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
       emit(t - taps + 1 + i);
     }
   };
+  // Takes in the token at hand: its gradient before the SiLU joins the window and, in its own chunk, the sums.
+  const auto take = [&](const Pack<bf16, V>& px, const Pack<bf16, V>& pd, bool own) {
+    float d[V];
+    widen<V>(pd, d);
+    if (reads_x) {
+      float value[V], z[V];
+      widen<V>(px, value);
+      push<V>(x, value);
+      before_silu<V>(k, x, z);
+      if (a.silu)
+#pragma unroll
+        for (int v = 0; v < V; ++v) d[v] *= silu_dual(z[v]).slope;
+    }
+    push<V>(dz, d);
+    if constexpr (weight) {
+      if (own)
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          sums[taps][v] += d[v];
+#pragma unroll
+          for (int j = 0; j < taps; ++j) sums[j][v] = fmaf(d[v], x[j][v], sums[j][v]);
+        }
+    }
+  };
   const i64 last = min(t1 + taps - 1, a.tokens);
   i64 t = t0;
   constexpr int ahead = 4;
   bool done = false;
   for (; t < last && !done; t += ahead) {
     Pack<bf16, V> px[ahead], pd[ahead];
+    if (t + ahead <= min(t1, s.end) && t - taps + 1 >= max(t0, s.begin)) {   // nothing begins or ends among what they read and write
+#pragma unroll
+      for (int u = 0; u < ahead; ++u) {
+        if (reads_x) px[u] = load<V>(a.x + (t + u) * a.channels + c);
+        pd[u] = load<V>(a.dy + (t + u) * a.channels + c);
+      }
+#pragma unroll
+      for (int u = 0; u < ahead; ++u) {
+        take(px[u], pd[u], true);
+        if (a.dx != nullptr) write(t + u - taps + 1);
+      }
+      continue;
+    }
 #pragma unroll
     for (int u = 0; u < ahead; ++u)
       if (t + u < last) {
@@ -203,28 +262,8 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
         s = sequence_of(a, t + u);
         clear<V>(x), clear<V>(dz);
       }
-      float d[V];
-      widen<V>(pd[u], d);
-      if (reads_x) {
-        float value[V], z[V];
-        widen<V>(px[u], value);
-        push<V>(x, value);
-        before_silu<V>(k, x, z);
-        if (a.silu)
-#pragma unroll
-          for (int v = 0; v < V; ++v) d[v] *= silu_dual(z[v]).slope;
-      }
-      push<V>(dz, d);
+      take(px[u], pd[u], t + u < t1);
       emit(t + u - taps + 1);
-      if constexpr (weight) {
-        if (t + u < t1)
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            sums[taps][v] += d[v];
-#pragma unroll
-            for (int j = 0; j < taps; ++j) sums[j][v] = fmaf(d[v], x[j][v], sums[j][v]);
-          }
-      }
     }
   }
   if (!done && last < t1 + taps - 1) flush(last);   // the tokens ended before the three behind the chunk
@@ -232,7 +271,7 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
 #pragma unroll
     for (int j = 0; j <= taps; ++j)
 #pragma unroll
-      for (int v = 0; v < V; ++v) a.partials[(static_cast<i64>(blockIdx.x) * (taps + 1) + j) * a.channels + c + v] = sums[j][v];
+      for (int v = 0; v < V; ++v) a.partials[(chunk * (taps + 1) + j) * a.channels + c + v] = sums[j][v];
   }
 }
 
@@ -264,9 +303,7 @@ Arguments arguments(const op::ShortConv& op, const Frame& f) {
 std::string shape(const op::ShortConv& op) { return "tokens=" + std::to_string(op.tokens) + " channels=" + std::to_string(op.channels); }
 i64 chunks_of(i64 tokens, i64 each) { return (tokens + each - 1) / each; }
 template <int V>
-dim3 grid_of(const Arguments& a) {
-  return dim3(static_cast<unsigned>(chunks_of(a.tokens, a.tokens_a_chunk)), static_cast<unsigned>(chunks_of(a.channels, threads * V)));
-}
+unsigned grid_of(const Arguments& a) { return static_cast<unsigned>(chunks_of(a.tokens, a.tokens_a_chunk) * chunks_of(a.channels, threads * V)); }
 
 }  // namespace
 
@@ -300,7 +337,8 @@ void backward(const op::ShortConv& op, const Frame& f) {
 
 std::string refusal(const op::ShortConv& op) {
   if (op.taps > taps) return "has no CUDA kernel for " + std::to_string(op.taps) + " taps, only for up to " + std::to_string(taps);
-  if (op.channels > (1 << 22)) return std::to_string(op.channels) + " channels are more than 2^22";
+  if (chunks_of(op.tokens, chunk) * chunks_of(op.channels, threads) > INT_MAX)
+    return std::to_string(op.tokens) + " tokens of " + std::to_string(op.channels) + " channels are more blocks than a grid has: use more micro-batches";
   return {};
 }
 std::int64_t scratch(const op::ShortConv& op, Pass pass, Wants wants) {
