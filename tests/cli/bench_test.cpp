@@ -30,6 +30,20 @@ TEST_F(Bench, TimesEachCallOfAnOperatorAndWritesAProfile) {
             0);
 }
 
+TEST_F(Bench, TimesTheNormOfTheUpdateAndWeightsCastAndQuantisedToo) {
+  for (const std::string name : {"grad_norm", "cast", "quantise", "dequantise"}) {
+    const Finished done = moeplan({"bench", name, "--backend", "cpu", "--models", "qwen3-30b-a3b", "--seq", "16", "--samples", "5", "--json"});
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+    const Json calls = parse_json(done.out, "stdout").at("calls");
+    ASSERT_FALSE(calls.empty()) << name;
+    for (const Json& call : calls) {
+      EXPECT_EQ(call.at("key").get<std::string>().rfind(name + " ", 0), 0u);
+      EXPECT_GT(call.at("floor_seconds").get<double>(), 0);
+      EXPECT_GT(call.at("of_copy").get<double>(), 0) << "of what this machine copies";
+    }
+  }
+}
+
 TEST_F(Bench, RefusesWhatItCannotTime) {
   expect_refused({"bench", "rms_nrom"}, "did you mean \"rms_norm\"?");
   expect_refused({"bench", "kda", "--models", "qwen3-30b-a3b", "--seq", "16", "--backend", "cpu"}, "calls kda");
