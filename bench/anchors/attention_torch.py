@@ -1,32 +1,31 @@
-"""Times torch's scaled_dot_product_attention with the cuDNN backend at the shapes of bench/attention.cpp, by the same protocol: 192 MB are
-written before each sample, CUDA events, median of 11, random normal bf16. Backward is timed alone (the graph is kept). TFLOP/s count the
-visible pairs, five products backward. Usage: attention_torch.py. Needs torch 2.11 or later with cuDNN and a Hopper GPU."""
-import torch
+"""Attention by cuDNN through torch's scaled_dot_product_attention, beside ours, at the shapes of bench/attention.cpp. Backward is timed alone (the graph
+is kept). TFLOP/s count the visible pairs, five products backward. Needs torch 2.11 or later with cuDNN.
+
+    ninja attention_bench; python3 bench/anchors/attention_torch.py build/attention_bench
+"""
+from beside import against, bf16, heading, median, ours, torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-flush = torch.empty(192 << 20, dtype=torch.uint8, device="cuda")
+PLAIN = {"tokens", "sequence_length", "heads", "kv_heads", "d_qk", "d_v", "causal"}
 
 
-def median(f, n=11):
-    f()
-    times = []
-    for i in range(n):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush.fill_(i)
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
-    return sorted(times)[n // 2]
+def own():
+    """(tokens, heads, key heads, widths, causal, pass) to ms, of the calls without window, sinks, packing or a shared key."""
+    found = {}
+    for m in ours(r"^ *([\d.]+) +[\d.]+ +[\d.]+  attention (.*)$"):
+        words = m[2].split()
+        f = dict(w.split("=") for w in words if "=" in w)
+        if set(f) <= PLAIN and f["sequence_length"] == f["tokens"]:
+            which = "forward" if "forward" in words else "backward"
+            found[tuple(int(f[n]) for n in ("tokens", "heads", "kv_heads", "d_qk", "d_v")) + (f.get("causal") != "false", which)] = float(m[1])
+    return found
 
 
-def row(t, heads, kv_heads, qk, v, causal=True):
+def row(mine, t, heads, kv_heads, qk, v, causal=True):
     pairs = t * heads * (t / 2 if causal else t)
-    q = torch.randn(1, t, heads, qk, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    k = torch.randn(1, t, kv_heads, qk, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    w = torch.randn(1, t, kv_heads, v, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    dy = torch.randn(1, t, heads, v, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    q, k, w = bf16(1, t, heads, qk, grad=True), bf16(1, t, kv_heads, qk, grad=True), bf16(1, t, kv_heads, v, grad=True)
+    dy = bf16(1, t, heads, v).transpose(1, 2)
+    name = f"T{t} H{heads}/{kv_heads} d{qk}/{v} causal={causal}"
     try:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             f = lambda: torch.nn.functional.scaled_dot_product_attention(
@@ -36,19 +35,21 @@ def row(t, heads, kv_heads, qk, v, causal=True):
             y = f()
             back = median(lambda: torch.autograd.grad(y, (q, k, w), dy, retain_graph=True))
     except RuntimeError as error:
-        print(f"cuDNN T{t} H{heads}/{kv_heads} d{qk}/{v} causal={causal}: {str(error)[:90]}", flush=True)
+        print(f"{name}: cuDNN: {str(error)[:90]}", flush=True)
         return
-    one, two = 2 * pairs * (qk + v) / ms / 1e9, 2 * pairs * (3 * qk + 2 * v) / back / 1e9
-    print(f"cuDNN T{t} H{heads}/{kv_heads} d{qk}/{v} causal={causal}: forward {ms:.4f} ms {one:.1f} TFLOP/s, backward {back:.4f} ms {two:.1f} TFLOP/s", flush=True)
+    for which, theirs, operations in (("forward", ms, 2 * (qk + v)), ("backward", back, 2 * (3 * qk + 2 * v))):
+        print(f"{name} {which}: " + against(mine.get((t, heads, kv_heads, qk, v, causal, which)), {"cuDNN": theirs}) + f", cuDNN {operations * pairs / theirs / 1e9:.0f} TFLOP/s", flush=True)
 
 
-print(torch.__version__, "cuDNN", torch.backends.cudnn.version(), torch.cuda.get_device_name())
+heading()
+print("cuDNN", torch.backends.cudnn.version(), flush=True)
+mine = own()
 for t in (4096, 8192, 16384, 32768):
-    row(t, 32, 32, 128, 128)
-    row(t, 32, 32, 192, 128)
-row(8192, 128, 128, 192, 128)
-row(8192, 64, 4, 128, 128)
-row(8192, 64, 8, 64, 64)
-row(8192, 16, 2, 256, 256)
-row(8192, 32, 32, 128, 128, False)
-row(5000, 24, 8, 128, 128)
+    row(mine, t, 32, 32, 128, 128)
+    row(mine, t, 32, 32, 192, 128)
+row(mine, 8192, 128, 128, 192, 128)
+row(mine, 8192, 64, 4, 128, 128)
+row(mine, 8192, 64, 8, 64, 64)
+row(mine, 8192, 16, 2, 256, 256)
+row(mine, 8192, 32, 32, 128, 128, False)
+row(mine, 5000, 24, 8, 128, 128)
