@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/error.hpp"
 #include "executor/backend/tally.hpp"
 #include "executor/walk/capacity.hpp"
 #include "executor/walk/walk.hpp"
@@ -47,6 +48,10 @@ std::span<const std::int64_t> Walk::rows_of_experts(std::int32_t slot, std::size
 void Walk::feed(MicroBatchState& state) {
   const Batch& batch = *state.batch;
   const std::int64_t tokens = static_cast<std::int64_t>(batch.tokens.size());
+  // What no document holds would be left unwritten by operators that work document by document.
+  if (const auto& starts = batch.starts; !starts.empty() && (starts.front() != 0 || starts.back() != tokens || !std::is_sorted(starts.begin(), starts.end())))
+    throw InputError("batch", "documents from " + std::to_string(starts.front()) + " to " + std::to_string(starts.back()) + " in a batch of " + std::to_string(tokens) + " tokens",
+                     "boundaries ascend from 0 to the number of tokens");
   const auto floats = [](const auto& v) { return std::vector<float>(v.begin(), v.end()); };
   state.feeds.clear();
   const auto put = [&](const char* name, std::int64_t at, const std::vector<float>& values, DType type) {

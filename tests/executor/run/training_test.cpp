@@ -151,6 +151,22 @@ TEST(Training, PackedSequencesDoNotSeeEachOther) {
   }
 }
 
+TEST(Training, RefusesDocumentsThatDoNotFillTheBatch) {
+  const Problem p = problem(shrunk(shipped("kimi/kimi-k3.json")), lora(24));
+  const Plan q = plan(p, 1);
+  TinyRun run(p, q, cpu_backend(CpuStorage::wide));
+  for (const std::vector<std::int64_t>& starts : {std::vector<std::int64_t>{0, 9, 23}, {1, 24}, {0, 12, 9, 24}}) {
+    Batch b = batch(p, q, 3);
+    b.starts = starts;
+    try {
+      (void)run.trainer->evaluate(b);
+      ADD_FAILURE() << "documents that end at " << starts.back() << " were taken";
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find("in a batch of 24 tokens"), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(Training, DropsWhatIsBeyondTheCapacityAndSaysSo) {
   const Problem p = problem(shrunk(shipped("qwen/qwen3-30b-a3b.json")), lora(16));
   const Plan q = plan(p, 2);

@@ -41,6 +41,10 @@ std::vector<Case> cases() {
                     .gate = softplus,
                     .z_mean = mean,
                     .a_log = a_log});
+  // A decay that leaves nothing, and none at all (softplus(-1000) is 0): report 5 of docs/fault_reports.md.
+  list.push_back({.name = "softplus minus 1000", .lengths = {130, 67}, .gate = softplus, .z_mean = 1000, .z_spread = 4});
+  list.push_back({.name = "softplus without decay", .lengths = {130, 67}, .gate = softplus, .z_mean = -1000, .z_spread = 4});
+  list.push_back({.name = "sequences of one", .lengths = std::vector<std::int64_t>(200, 1), .heads = 3, .gate = bounded});
   list.push_back({.name = "mixed gates", .lengths = {200}, .gate = softplus, .z_mean = 0, .z_spread = 6, .a_log = 0.5});
   list.push_back({.name = "bounded at its bound", .lengths = {200}, .gate = bounded, .z_mean = 9});
   list.push_back({.name = "bounded saturated", .lengths = {200}, .gate = bounded, .a_log = 5});

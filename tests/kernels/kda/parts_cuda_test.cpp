@@ -50,6 +50,7 @@ std::vector<Case> long_cases() {
        .heads = 1,
        .gate = bounded,
        .options = {.segment_chunks = no_segments}},
+      {.name = "a tail of one token", .lengths = {8191, 1}, .heads = 3, .gate = bounded},
       {.name = "96 heads", .lengths = {70, 33}, .heads = 96, .gate = bounded},
       {.name = "128 heads", .lengths = {129}, .heads = 128, .gate = softplus, .z_mean = -3}};
   std::vector<std::int64_t> every;
