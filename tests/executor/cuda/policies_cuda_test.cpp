@@ -116,14 +116,49 @@ TEST_F(CudaPolicies, TheBalancingLossHasTheCpusValueAndGradient) {
   EXPECT_NEAR(device, value, 0.02 * value);
 }
 
+/// Where each choice of the first layer with experts stands among the permuted rows, -1 where it was dropped.
+std::vector<float> permuted(TinyRun& run, const Batch& b) {
+  std::vector<float> out;
+  run.trainer->walk().observe([&](const CallRecord& r) {
+    const OpCall& call = std::get<OpCall>(r.node.call);
+    if (call.pass != Pass::forward || kind(call.op) != "permute" || !out.empty()) return;
+    const Operands contract = operands(call.op);
+    for (std::size_t o = 0; o < contract.size(); ++o) {
+      if (contract[o].name != "row_map") continue;
+      out.resize(static_cast<std::size_t>(contract[o].shape.elements()));
+      run.backend->wait();
+      run.backend->read(r.operands[o], out);
+    }
+  });
+  (void)run.trainer->differentiate(b);
+  run.trainer->walk().observe({});
+  return out;
+}
+/// Choices that one drops and the other does not.
+std::size_t dropped_apart(const std::vector<float>& a, const std::vector<float>& b) {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) n += (a[i] < 0) != (b[i] < 0);
+  return n;
+}
+
 TEST_F(CudaPolicies, CapacityDropsAndMovesWhatItDoesOnTheCpu) {
   const Problem p = problem(device_sized("qwen/qwen3-30b-a3b.json"), lora(48, 8));
+  std::vector<float> by_position;
   for (const Overflow action : {Overflow::drop_position, Overflow::drop_probability, Overflow::reroute}) {
     Plan q = plan(p, 2);
     q.experts.capacity_factor = 1, q.experts.overflow = action;
     TrainOptions options;
     options.steps = 4, options.learning_rate = 2e-3;
     TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned), options), device(p, q, cuda_backend(0), options);
+    // The same choices are dropped, but for ties that rounding decides otherwise: 2 of 100. By probability they are others than by position.
+    const std::vector<float> on_cpu = permuted(cpu, batch(p, q, 8)), on_device = permuted(device, batch(p, q, 8));
+    ASSERT_FALSE(on_cpu.empty());
+    ASSERT_EQ(on_cpu.size(), on_device.size());
+    EXPECT_LE(dropped_apart(on_cpu, on_device), on_cpu.size() / 50) << "of " << on_cpu.size();
+    if (action == Overflow::drop_position) by_position = on_cpu;
+    if (action == Overflow::drop_probability) {
+      EXPECT_GT(dropped_apart(on_cpu, by_position), on_cpu.size() / 25) << "of " << on_cpu.size();
+    }
     for (int s = 0; s < options.steps; ++s) {
       const StepReport want = cpu.trainer->step({batch(p, q, 8)}), got = device.trainer->step({batch(p, q, 8)});
       EXPECT_NEAR(got.loss, want.loss, 0.01 * want.loss) << "step " << s;
