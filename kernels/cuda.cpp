@@ -1,5 +1,8 @@
 #include "kernels/cuda.hpp"
 
+#include "kernels/grouped_linear/scratch.hpp"
+#include "kernels/shared_memory.hpp"
+
 #include <type_traits>
 
 namespace moeplan::cuda {
@@ -15,6 +18,32 @@ constexpr bool has_cuda = false;
 
 [[noreturn]] void refuse(std::string_view kind, const std::string& why) {
   throw InputError(std::string(kind), why, "the CPU reference runs it; `moeplan ops` lists what each operator has");
+}
+
+/// Operators whose products have no form of mma.sync.
+bool needs_hopper(const Op& op) {
+  const auto* const experts = std::get_if<op::GroupedLinear>(&op);
+  return std::holds_alternative<op::Kda>(op) || std::holds_alternative<op::GatedDeltaNet>(op) || (experts != nullptr && kernels::grouped_linear::reads_packed(*experts));
+}
+/// Shared memory of a block of its largest kernel, where that is more than every device has.
+std::size_t shared_bytes(const Op& op) {
+  const auto scan = [](std::int64_t state, std::int64_t head) { return head > 64 ? shared_memory::scan_wide_heads : state > 64 ? shared_memory::scan_wide_states : 0; };
+  if (const auto* o = std::get_if<op::Attention>(&op)) return o->d_qk > 256 || o->d_v > 256 ? shared_memory::wide_attention : 0;
+  if (const auto* o = std::get_if<op::SparseAttention>(&op)) return o->latent ? shared_memory::latent_attention : 0;
+  if (const auto* o = std::get_if<op::Mamba2>(&op)) return scan(o->state, o->head_dim);
+  if (const auto* o = std::get_if<op::LightningAttention>(&op)) return scan(o->head_dim, o->head_dim);
+  return std::holds_alternative<op::CompressedAttention>(op) ? shared_memory::latent_attention : 0;
+}
+
+/// Why a device cannot run what has kernels.
+std::string refusal_of_device(const Op& op, const kernels::DeviceFacts& device) {
+  const auto capability = [&] { return std::to_string(device.compute_capability / 10) + "." + std::to_string(device.compute_capability % 10); };
+  if (device.compute_capability < 80) return "needs a device of compute capability 8.0 or later, this one has " + capability();
+  if (needs_hopper(op) && device.compute_capability != 90)
+    return "has kernels for Hopper alone (tensor copies and products of sm_90a: compute capability 9.0), this device has " + capability();
+  if (const std::size_t bytes = shared_bytes(op); bytes > device.shared_bytes_block)
+    return "needs " + std::to_string(bytes) + " bytes of shared memory a block, this device has " + std::to_string(device.shared_bytes_block);
+  return {};
 }
 
 void* at(std::span<void* const> pointers, std::size_t i) { return i < pointers.size() ? pointers[i] : nullptr; }
@@ -36,7 +65,8 @@ void check_present(std::string_view kind, const Operands& list, std::span<void* 
       throw InputError(std::string(kind) + "." + std::string(list[i].name), "is needed and has no memory", "pass its device pointer");
 }
 
-void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void* const> gradients, void* scratch_memory, cudaStream_t stream, Products* products, const Ragged& ragged) {
+void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void* const> gradients, void* scratch_memory, cudaStream_t stream, Products* products, const Ragged& ragged,
+         const kernels::DeviceFacts* given) {
   std::visit([&]<class Operator>(const Operator& o) {
     if constexpr (has_cuda<Operator>) {
       if (const std::string why = refusal(o); !why.empty()) refuse(Operator::kind, why);
@@ -46,7 +76,11 @@ void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void*
       check_present(Operator::kind, list, values, pass, wants);
       if (scratch(o, pass, wants) > 0 && scratch_memory == nullptr)
         throw InputError(std::string(Operator::kind), "needs " + std::to_string(scratch(o, pass, wants)) + " bytes of scratch and has none", "pass cuda::workspace bytes");
-      const Frame frame(list, values, gradients, scratch_memory, stream, products, ragged);
+      // Where there is no device, what the operator itself refuses is still said before the launch fails.
+      const bool there = given != nullptr || kernels::device_count() > 0;
+      const kernels::DeviceFacts device = given != nullptr ? *given : there ? kernels::device_facts() : kernels::DeviceFacts{};
+      if (const std::string why = there ? refusal_of_device(op, device) : std::string(); !why.empty()) refuse(Operator::kind, why);
+      const Frame frame(list, values, gradients, scratch_memory, stream, device, products, ragged);
       try {
         if (pass == Pass::forward) forward(o, frame);
         else backward(o, frame);
@@ -68,6 +102,11 @@ std::string refusal(const Op& op) {
   }, op);
 }
 
+std::string refusal(const Op& op, const kernels::DeviceFacts& device) {
+  const std::string why = refusal(op);
+  return why.empty() ? refusal_of_device(op, device) : why;
+}
+
 Bytes workspace(const Op& op, Pass pass, Wants wants) {
   if (pass == Pass::backward) wants = possible(op, wants);
   return std::visit([&]<class Operator>(const Operator& o) -> Bytes {
@@ -76,11 +115,11 @@ Bytes workspace(const Op& op, Pass pass, Wants wants) {
   }, op);
 }
 
-void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged) {
-  run(op, Pass::forward, values, {}, workspace, stream, products, ragged);
+void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged, const kernels::DeviceFacts* device) {
+  run(op, Pass::forward, values, {}, workspace, stream, products, ragged, device);
 }
-void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged) {
-  run(op, Pass::backward, values, gradients, workspace, stream, products, ragged);
+void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged, const kernels::DeviceFacts* device) {
+  run(op, Pass::backward, values, gradients, workspace, stream, products, ragged, device);
 }
 
 }  // namespace moeplan::cuda

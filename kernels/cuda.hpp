@@ -19,14 +19,19 @@ namespace moeplan::cuda {
 
 /// Why this operator with these fields has no CUDA kernel, in one sentence; empty if it has one.
 [[nodiscard]] std::string refusal(const Op& op);
+/// The same on such a device: what needs Hopper's tensor copies and products, or more shared memory than a block of it has, is refused there.
+/// Devices from compute capability 8.0 on run everything else, in its form of mma.sync where Hopper has one of its own.
+[[nodiscard]] std::string refusal(const Op& op, const kernels::DeviceFacts& device);
 
 /// Scratch that a call needs here, aligned to 256 bytes: partial sums and sorted orders, besides the contract's `workspace`.
 [[nodiscard]] Bytes workspace(const Op& op, Pass pass, Wants wants = {});
 
 /// Queues the call; linear layers and the loss need `products`. Throws InputError, naming the operator, for what has no kernel or an operand that is missing; CudaError if a launch fails.
-/// A view that must start on 16 bytes and does not is refused too, with the word "aligned".
-void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {});
-void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {});
+/// A view that must start on 16 bytes and does not is refused too, with the word "aligned". `device`: what the call may use of the current one; all of it where null.
+void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {},
+             const kernels::DeviceFacts* device = nullptr);
+void backward(const Op& op, std::span<void* const> values, std::span<void* const> gradients, void* workspace, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {},
+              const kernels::DeviceFacts* device = nullptr);
 
 /// Each operator's own file defines these four.
 #define MOEPLAN_CUDA_OPERATOR(Operator)                                          \

@@ -61,8 +61,8 @@ struct Tensor {
 /// The operands of one call, by name.
 class Frame {
  public:
-  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream, Products* products = nullptr, const Ragged& ragged = {})
-      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream), products_(products), ragged_(ragged) {}
+  Frame(const Operands& operands, std::span<void* const> values, std::span<void* const> gradients, void* scratch, cudaStream_t stream, const kernels::DeviceFacts& device, Products* products = nullptr, const Ragged& ragged = {})
+      : operands_(operands), values_(values), gradients_(gradients), scratch_(scratch), stream_(stream), device_(device), products_(products), ragged_(ragged) {}
 
   /// What is read under this name, else the output; absent if there is no such operand.
   [[nodiscard]] Tensor operator[](std::string_view name) const { return find(name, values_, false); }
@@ -80,6 +80,8 @@ class Frame {
     return *products_;
   }
   [[nodiscard]] const Ragged& ragged() const { return ragged_; }
+  /// What the call may use of the device.
+  [[nodiscard]] const kernels::DeviceFacts& device() const { return device_; }
 
  private:
   [[nodiscard]] Tensor find(std::string_view name, std::span<void* const> pointers, bool last) const {
@@ -95,6 +97,7 @@ class Frame {
   std::span<void* const> values_, gradients_;
   void* scratch_;
   cudaStream_t stream_;
+  kernels::DeviceFacts device_;
   Products* products_;
   Ragged ragged_;
 };

@@ -10,6 +10,7 @@
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
 #include "executor/cuda/elements.hpp"
+#include "executor/cuda/growing.hpp"
 #include "executor/cuda/rows.hpp"
 #include "kernels/arranged.hpp"
 #include "kernels/cuda.hpp"
@@ -27,52 +28,22 @@ Op in_bf16(Op op) {
   }, op);
   return op;
 }
-/// The call over its weight as it is held: stored as planned where the kernels read that.
-Op as_held(const Op& op) { return cuda::refusal(op).empty() ? op : in_bf16(op); }
-/// The call over these operands: a rank that cuts its weights over others holds them in bf16.
-Op over(const Op& op, std::span<const TensorView> operands) {
-  const Operands contract = moeplan::operands(op);
-  for (std::size_t i = 0; i < contract.size(); ++i)
-    if (plain_bytes(contract[i].dtype) == 0 && operands[i].present() && plain_bytes(operands[i].dtype) != 0) return in_bf16(op);
-  return as_held(op);
-}
 constexpr const char* kLess = "a smaller micro-batch, sequence or rank needs less";
 /// splitmix64's step: what a counter of `nearly_normal` advances by.
 constexpr std::uint64_t kStep = 0x9E3779B97F4A7C15ull;
 
-/// Device memory that only grows. What it held is lost when it does. Recordings have addresses: what one may use is kept.
-class Growing {
- public:
-  std::byte* at_least(std::int64_t bytes) {
-    if (bytes > 0 && static_cast<std::size_t>(bytes) > buffer_.bytes()) {
-      if (kept_ && buffer_.bytes() > 0) before_.push_back(std::move(buffer_));
-      buffer_ = kernels::DeviceBuffer(0);
-      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(aligned_bytes(bytes + bytes / 8)));
-    }
-    return bytes > 0 ? buffer_.get<std::byte>() : nullptr;
-  }
-  void keep() { kept_ = true; }
-  [[nodiscard]] std::int64_t bytes() const {
-    std::size_t sum = buffer_.bytes();
-    for (const kernels::DeviceBuffer& b : before_) sum += b.bytes();
-    return static_cast<std::int64_t>(sum);
-  }
-
- private:
-  bool kept_ = false;
-  kernels::DeviceBuffer buffer_{0};
-  std::vector<kernels::DeviceBuffer> before_;
-};
-
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device) : device_(used(device)) {}
+  CudaBackend(int device, const CudaLimits& limits) : device_(used(device)), facts_(kernels::device_facts()) {
+    if (limits.compute_capability > 0) facts_.compute_capability = std::min(facts_.compute_capability, limits.compute_capability);
+    if (limits.shared_bytes_block > 0) facts_.shared_bytes_block = std::min(facts_.shared_bytes_block, limits.shared_bytes_block);
+  }
 
   std::string_view name() const override { return "cuda"; }
-  std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op)); }
+  std::string refusal(const Op& op) const override { return cuda::refusal(as_held(op), facts_); }
   DType held(DType planned) const override { return plain_bytes(planned) == 0 ? DType::bf16 : planned; }
   WeightForm held_weight(const Op& op, DType planned) const override {
-    if (!can_be_held_stored(planned) || !cuda::refusal(op).empty()) return {held(planned)};
+    if (!can_be_held_stored(planned) || !cuda::refusal(op, facts_).empty()) return {held(planned)};
     return {planned, cuda::reads_arranged(op)};
   }
   bool wants_dense() const override { return true; }
@@ -217,6 +188,16 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  /// The call over its weight as it is held: stored as planned where the kernels read that.
+  [[nodiscard]] Op as_held(const Op& op) const { return cuda::refusal(op, facts_).empty() ? op : in_bf16(op); }
+  /// The call over these operands: a rank that cuts its weights over others holds them in bf16.
+  [[nodiscard]] Op over(const Op& op, std::span<const TensorView> operands) const {
+    const Operands contract = moeplan::operands(op);
+    for (std::size_t i = 0; i < contract.size(); ++i)
+      if (plain_bytes(contract[i].dtype) == 0 && operands[i].present() && plain_bytes(operands[i].dtype) != 0) return in_bf16(op);
+    return as_held(op);
+  }
+
   [[noreturn]] void none_left(const std::string& buffer, const char* doing) {
     (void)cudaGetLastError();
     throw OutOfMemory(buffer, fmt::format("cannot be had on CUDA device {}, {} bytes are free ({})", device_, cuda_free_memory(device_).value, doing), kLess);
@@ -383,6 +364,7 @@ class CudaBackend final : public Backend {
   }
 
   int device_;   ///< before all that lies on it
+  kernels::DeviceFacts facts_;
   kernels::Stream stream_;
   cuda::Products products_;
   Growing scratch_, temporaries_;
@@ -413,10 +395,10 @@ Bytes cuda_free_memory(int device) {
   return {static_cast<std::int64_t>(free)};
 }
 
-std::unique_ptr<Backend> cuda_backend(int device) {
+std::unique_ptr<Backend> cuda_backend(int device, const CudaLimits& limits) {
   const int count = kernels::device_count();
   if (device < 0 || device >= count) throw InputError("CUDA device", fmt::format("{} is asked for, {} are there", device, count), count == 0 ? "--backend cpu" : fmt::format("0 to {}", count - 1));
-  return std::make_unique<CudaBackend>(device);
+  return std::make_unique<CudaBackend>(device, limits);
 }
 
 }  // namespace moeplan

@@ -14,9 +14,15 @@ namespace moeplan {
 /// Bytes that the driver gives as free on the device.
 [[nodiscard]] Bytes cuda_free_memory(int device);
 
+/// What calls may use of the device; 0: all that it has.
+struct CudaLimits {
+  int compute_capability = 0;   ///< 80: the forms that any device from 8.0 on runs
+  std::size_t shared_bytes_block = 0;
+};
+
 /// Throws InputError where there is no such device. Tensors are held in the types of the plan, block-quantised weights as bf16 (they are
 /// read back when they are loaded). What calls need besides the plan's buffers (scratch, views made dense, cuBLASLt's workspace) is held
 /// beside the arena and grows to the largest call.
-[[nodiscard]] std::unique_ptr<Backend> cuda_backend(int device);
+[[nodiscard]] std::unique_ptr<Backend> cuda_backend(int device, const CudaLimits& limits = {});
 
 }  // namespace moeplan

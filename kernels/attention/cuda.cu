@@ -62,6 +62,7 @@ Problem problem(const op::Attention& op, const Frame& f) {
   p.causal = op.causal;
   p.scale = static_cast<float>(op.scale > 0 ? op.scale : 1 / std::sqrt(static_cast<double>(op.d_qk)));
   p.cap = static_cast<float>(op.softcap);
+  p.hopper = f.device().compute_capability == 90;
   p.vectors = p.own % 8 == 0 && p.shared % 8 == 0 && p.d_v % 8 == 0 &&
               aligned({p.q, p.k, p.k_shared, p.v, p.y, p.dy, p.dq, p.dk, p.dk_shared, p.dv});
   return p;

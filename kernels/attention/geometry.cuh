@@ -37,6 +37,7 @@ struct Problem {
   int section = 1;                             ///< heads whose tiles run together, see `place`
   bool causal = true;
   bool vectors = false;  ///< every row of 8 columns starts on 16 bytes
+  bool hopper = false;   ///< the device runs the kernels of hopper.cuh
   float scale = 0, cap = 0;
 };
 

@@ -4,8 +4,7 @@
 namespace moeplan::cuda::attention {
 
 bool hopper_takes(const Problem& p) {
-  return p.vectors && p.cap == 0 && (p.shared == 0 || (p.own % 64 == 0 && p.shared % 64 == 0)) &&
-         kernels::device_facts().compute_capability == 90;
+  return p.hopper && p.vectors && p.cap == 0 && (p.shared == 0 || (p.own % 64 == 0 && p.shared % 64 == 0));
 }
 
 void forward_hopper(const Problem& p, cudaStream_t stream) {

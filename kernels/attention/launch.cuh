@@ -12,7 +12,7 @@ void forward_tiles(const Problem& p, cudaStream_t stream);
 void backward_tiles_q(const Problem& p, cudaStream_t stream);
 void backward_tiles_k(const Problem& p, cudaStream_t stream);
 
-/// Whether the Hopper kernels (wgmma, tensor copies) can run this call on the current device: rows on 16 bytes, no
+/// Whether the Hopper kernels (wgmma, tensor copies) can run this call: on such a device, rows on 16 bytes, no
 /// softcap, a shared key that starts on a panel of 64 columns.
 bool hopper_takes(const Problem& p);
 void forward_hopper(const Problem& p, cudaStream_t stream);

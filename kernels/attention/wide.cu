@@ -6,6 +6,7 @@
 #include "kernels/attention/forward.cuh"
 #include "kernels/attention/launch.cuh"
 #include "kernels/attention/wide.hpp"
+#include "kernels/shared_memory.hpp"
 
 namespace moeplan::cuda::attention {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 constexpr int head = 512, slice = 128, stream_rows = 32;
 constexpr std::size_t forward_bytes_wide = 2 * (query_rows * head + key_rows * (head + slice));
 constexpr std::size_t backward_bytes_wide = 2 * 2 * (query_rows + stream_rows) * head + 8 * stream_rows;
+static_assert(shared_memory::wide_attention == backward_bytes_wide && forward_bytes_wide <= backward_bytes_wide);
 
 [[nodiscard]] __host__ __device__ constexpr int slices(int columns) { return (columns + slice - 1) / slice; }
 /// A tile's panels from column `from` on, a multiple of 64.

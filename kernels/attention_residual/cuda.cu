@@ -161,7 +161,7 @@ void forward(const op::AttentionResidual& op, const Frame& f) {
   if (op.tokens == 0) return;
   const Arguments a = arguments(op, f);
   const RowPlan plan = plan_of(op, a);
-  if (const auto planned = ring::plan(op.tokens, op.hidden, a.streams, plan.wide && plan.group > 32, true); planned.blocks > 0) ring::queue(mixing::mix_through_ring<false, false>, planned, a, f.stream());
+  if (const auto planned = ring::plan(op.tokens, op.hidden, a.streams, plan.wide && plan.group > 32, true, f.device()); planned.blocks > 0) ring::queue(mixing::mix_through_ring<false, false>, planned, a, f.stream());
   else with_packs(plan, [&]<int V, int K>() { mix_forward<V, K><<<row_blocks(plan, op.tokens), plan.threads, 0, f.stream()>>>(a, plan.group); });
   kernels::check_launch("attention_residual forward", shape(op));
 }
@@ -173,7 +173,7 @@ void backward(const op::AttentionResidual& op, const Frame& f) {
   unsigned blocks = 0;
   if (op.tokens > 0) {
     const RowPlan plan = plan_of(op, a);
-    if (const auto planned = ring::plan(op.tokens, op.hidden, a.streams + 1, plan.wide && plan.group > 32, !weight); planned.blocks > 0) {
+    if (const auto planned = ring::plan(op.tokens, op.hidden, a.streams + 1, plan.wide && plan.group > 32, !weight, f.device()); planned.blocks > 0) {
       blocks = planned.blocks;
       ring::queue(weight ? mixing::mix_through_ring<true, true> : mixing::mix_through_ring<true, false>, planned, a, f.stream());
     } else {

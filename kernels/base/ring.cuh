@@ -111,15 +111,15 @@ struct Plan {
   std::size_t bytes = 0;
 };
 /// `items`: streams of a row that pass through the ring. `two_blocks`: the kernel's registers let two of them onto a multiprocessor.
-inline Plan plan(i64 rows, i64 width, int items, bool wide, bool two_blocks) {
+inline Plan plan(i64 rows, i64 width, int items, bool wide, bool two_blocks, const kernels::DeviceFacts& device) {
   const i64 threads = (width / 8 + packs * 32 - 1) / (packs * 32) * 32, slot = threads * packs * 16;
   if (!wide || threads < 64 || threads > 32 * most_warps || items + 2 > most_slots) return {};
-  constexpr i64 all = 216 << 10;   // of a multiprocessor's 228 KB, less what sums and the system take
+  const i64 all = static_cast<i64>(device.shared_bytes_block) - (11 << 10);   // what sums and the system take; 216 KB are left on an H200
   i64 slots = all / slot, each = 1;
   if (two_blocks && slots / 2 >= items + 2) slots /= 2, each = 2;
   slots = std::min<i64>(slots, most_slots);
   if (slots < items + 2) return {};
-  const i64 blocks = std::min<i64>(rows, each * kernels::device_facts().multiprocessors);
+  const i64 blocks = std::min<i64>(rows, each * device.multiprocessors);
   return {static_cast<unsigned>(blocks), static_cast<int>(threads), static_cast<int>(slots), static_cast<std::size_t>(slots * slot)};
 }
 

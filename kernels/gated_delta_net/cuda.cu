@@ -118,8 +118,8 @@ struct Inner {
     for (std::size_t i = 0; i < list.size(); ++i)
       if (list[i].name == name) to[i] = const_cast<void*>(data);
   }
-  [[nodiscard]] Frame frame(const Scratch& s, cudaStream_t stream) const {
-    return {list, values, gradients, s.inner, stream};
+  [[nodiscard]] Frame frame(const Scratch& s, const Frame& outer) const {
+    return {list, values, gradients, s.inner, outer.stream(), outer.device()};
   }
 };
 
@@ -154,7 +154,7 @@ void forward(const Op& op, const Frame& f) {
   if (op.tokens == 0) return;
   const Scratch s = laid_out(op, Pass::forward, {}, f.scratch<char>());
   const Inner in = widen(op, f, s);
-  forward(in.op, in.frame(s, f.stream()));
+  forward(in.op, in.frame(s, f));
 }
 
 void backward(const Op& op, const Frame& f) {
@@ -175,7 +175,7 @@ void backward(const Op& op, const Frame& f) {
   if (f.d("a")) in.set(in.gradients, "gate", s.d_gate);
   if (f.d("dt_bias")) in.set(in.gradients, "dt_bias", s.d_bias);
   for (const std::string_view name : {"y", "v", "beta", "a_log"}) in.set(in.gradients, name, f.d(name).data);
-  backward(in.op, in.frame(s, f.stream()));
+  backward(in.op, in.frame(s, f));
   const int heads = static_cast<int>(op.v_heads), group = static_cast<int>(op.v_heads / op.k_heads),
             width = static_cast<int>(op.d_k);
   const i64 rows = op.tokens * op.v_heads;

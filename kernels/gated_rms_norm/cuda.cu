@@ -242,7 +242,7 @@ void forward(const op::GatedRmsNorm& op, const Frame& f) {
   const Arguments a = arguments(op, f);
   const RowPlan plan = plan_of(op, a);
   const dim3 blocks(row_blocks(plan, op.tokens), static_cast<unsigned>(op.groups));
-  if (const auto planned = ring::plan(op.tokens, op.hidden, 2, op.groups == 1 && plan.wide && plan.group > 32, true); planned.blocks > 0) ring::queue(gated_forward_ring, planned, a, f.stream());
+  if (const auto planned = ring::plan(op.tokens, op.hidden, 2, op.groups == 1 && plan.wide && plan.group > 32, true, f.device()); planned.blocks > 0) ring::queue(gated_forward_ring, planned, a, f.stream());
   else with_packs(plan, [&]<int V, int K>() { gated_forward<V, K><<<blocks, plan.threads, 0, f.stream()>>>(a, plan.group); });
   kernels::check_launch("gated_rms_norm forward", shape(op));
 }
@@ -253,7 +253,7 @@ void backward(const op::GatedRmsNorm& op, const Frame& f) {
   unsigned rows = 0;
   if (op.tokens > 0) {
     const RowPlan plan = dw ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
-    const auto planned = ring::plan(op.tokens, op.hidden, 3, op.groups == 1 && plan.wide && plan.group > 32, true);
+    const auto planned = ring::plan(op.tokens, op.hidden, 3, op.groups == 1 && plan.wide && plan.group > 32, true, f.device());
     rows = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, dw != nullptr);
     const dim3 blocks(rows, static_cast<unsigned>(op.groups));
     if (planned.blocks > 0) ring::queue(dw ? gated_backward_ring<true> : gated_backward_ring<false>, planned, a, f.stream());

@@ -128,6 +128,12 @@ struct Call {
   [[nodiscard]] const int* pair_offsets() const { return op.shared_adapter ? ends() : offsets(); }
   [[nodiscard]] grouped::Dims pair_dims(i64 in, i64 out) const { return {pairs(), dims.rows, static_cast<int>(in), static_cast<int>(out)}; }
 
+  /// The products, in the form that the device runs.
+  void product(grouped::Forward a) const { a.portable = portable(), grouped::forward(a, f.stream()); }
+  void product(grouped::InputGradient a) const { a.portable = portable(), grouped::input_gradient(a, f.stream()); }
+  void product(grouped::SlotProduct a) const { a.portable = portable(), grouped::slot_product(a, f.stream()); }
+  [[nodiscard]] bool portable() const { return f.device().compute_capability != 90; }
+
   /// The scales as the MXFP4 kernels read them, 3 % of the weights' bytes read and written.
   [[nodiscard]] grouped::mxfp4::Weights prepared() const {
     const auto* stored = static_cast<const std::uint8_t*>(f["w"].data);
@@ -149,7 +155,7 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
   grouped::LowRank adapter{};
   if (op.lora_rank > 0) {
     const int rank = static_cast<int>(op.lora_rank);
-    grouped::forward({.dims = call.pair_dims(op.in, op.lora_rank), .x = x, .x_rows = call.dims.rows, .weight = a, .offsets = call.pair_offsets(), .y = x_a}, f.stream());
+    call.product(grouped::Forward{.dims = call.pair_dims(op.in, op.lora_rank), .x = x, .x_rows = call.dims.rows, .weight = a, .offsets = call.pair_offsets(), .y = x_a});
     clear_rows_from(call.offsets() + op.experts, op.rows, op.lora_rank, x_a, f.stream());
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = x_a, .factor = b_lora};
     if (op.lora_scale != 1) {
@@ -160,7 +166,7 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
   if (call.packed()) {
     grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y}, f.stream());
     if (adapter.rank > 0) {
-      grouped::forward({.dims = call.pair_dims(op.lora_rank, op.out), .x = adapter.low, .x_rows = call.dims.rows, .weight = b_lora, .offsets = call.pair_offsets(), .y = call.beside()}, f.stream());
+      call.product(grouped::Forward{.dims = call.pair_dims(op.lora_rank, op.out), .x = adapter.low, .x_rows = call.dims.rows, .weight = b_lora, .offsets = call.pair_offsets(), .y = call.beside()});
       call.add(call.beside(), y, op.rows * op.out);
     }
   } else {
@@ -168,7 +174,7 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
     call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
       grouped::LowRank mine = adapter;
       if (mine.rank > 0 && !mine.shared) mine.factor += e * op.out * op.lora_rank;
-      grouped::forward({.dims = dims, .x = x, .x_rows = dims.rows, .weight = weight, .bias = bias == nullptr ? nullptr : bias + e * op.out, .offsets = call.offsets() + e, .y = y, .adapter = mine}, f.stream());
+      call.product(grouped::Forward{.dims = dims, .x = x, .x_rows = dims.rows, .weight = weight, .bias = bias == nullptr ? nullptr : bias + e * op.out, .offsets = call.offsets() + e, .y = y, .adapter = mine});
     });
   }
   clear_rows_from(call.offsets() + op.experts, op.rows, op.out, y, f.stream());
@@ -183,34 +189,34 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
   const auto scale = static_cast<float>(op.lora_scale);
   grouped::LowRank adapter{};
   if (op.lora_rank > 0 && (dx != nullptr || da != nullptr)) {
-    grouped::input_gradient({.dims = call.pair_dims(op.lora_rank, op.out), .dy = dy, .dy_rows = rows, .weight = b_lora, .offsets = call.pair_offsets(), .dx = call.low(), .alpha = scale}, f.stream());
+    call.product(grouped::InputGradient{.dims = call.pair_dims(op.lora_rank, op.out), .dy = dy, .dy_rows = rows, .weight = b_lora, .offsets = call.pair_offsets(), .dx = call.low(), .alpha = scale});
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = call.low(), .factor = a};
   }
   if (dx != nullptr && op.rows > 0) {
     if (call.packed()) {
       grouped::mxfp4::input_gradient({.dims = call.dims, .dy = dy, .weights = call.prepared(), .offsets = call.offsets(), .dx = dx}, f.stream());
       if (adapter.rank > 0) {
-        grouped::input_gradient({.dims = call.pair_dims(op.in, op.lora_rank), .dy = adapter.low, .dy_rows = rows, .weight = a, .offsets = call.pair_offsets(), .dx = call.beside()}, f.stream());
+        call.product(grouped::InputGradient{.dims = call.pair_dims(op.in, op.lora_rank), .dy = adapter.low, .dy_rows = rows, .weight = a, .offsets = call.pair_offsets(), .dx = call.beside()});
         call.add(call.beside(), dx, op.rows * op.in);
       }
     } else {
       call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
         grouped::LowRank mine = adapter;
         if (mine.rank > 0 && !mine.shared) mine.factor += e * op.lora_rank * op.in;
-        grouped::input_gradient({.dims = dims, .dy = dy, .dy_rows = rows, .weight = weight, .offsets = call.offsets() + e, .dx = dx, .adapter = mine}, f.stream());
+        call.product(grouped::InputGradient{.dims = dims, .dy = dy, .dy_rows = rows, .weight = weight, .offsets = call.offsets() + e, .dx = dx, .adapter = mine});
       });
     }
     clear_rows_from(call.offsets() + op.experts, op.rows, op.in, dx, f.stream());
   }
-  if (dw != nullptr) grouped::slot_product({.experts = call.dims.experts, .rows = rows, .a_width = out, .b_width = in, .a = dy, .b = x, .offsets = call.offsets(), .narrow = dw}, f.stream());
+  if (dw != nullptr) call.product(grouped::SlotProduct{.experts = call.dims.experts, .rows = rows, .a_width = out, .b_width = in, .a = dy, .b = x, .offsets = call.offsets(), .narrow = dw});
   if (db != nullptr) {
     sum_rows<<<dim3(static_cast<unsigned>((op.out + 31) / 32), static_cast<unsigned>(op.experts)), 256, 0, f.stream()>>>(call.offsets(), op.out, dy, db);
     kernels::check_launch("grouped_linear: gradient of the bias", shape(op));
   }
   if (da != nullptr)
-    grouped::slot_product({.experts = call.pairs(), .rows = rows, .a_width = in, .b_width = rank, .transposed = true, .a = x, .b = call.low(), .offsets = call.pair_offsets(), .narrow = da}, f.stream());
+    call.product(grouped::SlotProduct{.experts = call.pairs(), .rows = rows, .a_width = in, .b_width = rank, .transposed = true, .a = x, .b = call.low(), .offsets = call.pair_offsets(), .narrow = da});
   if (db_lora != nullptr)
-    grouped::slot_product({.experts = call.pairs(), .rows = rows, .a_width = out, .b_width = rank, .a = dy, .b = x_a, .offsets = call.pair_offsets(), .narrow = db_lora, .scale = scale}, f.stream());
+    call.product(grouped::SlotProduct{.experts = call.pairs(), .rows = rows, .a_width = out, .b_width = rank, .a = dy, .b = x_a, .offsets = call.pair_offsets(), .narrow = db_lora, .scale = scale});
 }
 
 std::string refusal(const op::GroupedLinear& op) {

@@ -6,7 +6,7 @@
 /// replays see other counts. Experts may have no rows. bf16 in and out, fp32 accumulation, results do not depend on
 /// how the work was distributed over blocks.
 ///
-/// sm_90a: tensor copies and wgmma. A device that is not Hopper is refused by name.
+/// sm_90a: tensor copies and wgmma. A device that is not Hopper is refused by name, but for the `portable` forms.
 
 #include "kernels/base/cuda.hpp"
 #include "kernels/grouped_linear/activation.hpp"
@@ -45,6 +45,7 @@ struct Forward {
     Clusters clusters = Clusters::automatic;
     LowRank adapter = {};
     float alpha = 1.0f;
+    bool portable = false;           ///< in mma.sync, which any device from compute capability 8.0 on runs
 };
 void forward(const Forward& args, cudaStream_t stream);
 
@@ -80,6 +81,7 @@ struct InputGradient {
     Clusters clusters = Clusters::automatic;
     LowRank adapter = {};
     float alpha = 1.0f;
+    bool portable = false;           ///< as in Forward; in halves alone
 };
 void input_gradient(const InputGradient& args, cudaStream_t stream);
 
@@ -99,6 +101,7 @@ struct SlotProduct {
     float* out = nullptr;         ///< or absent
     bf16* narrow = nullptr;       ///< the result in bf16, times `scale`, where `out` is absent
     float scale = 1.0f;
+    bool portable = false;        ///< as in Forward
 };
 void slot_product(const SlotProduct& args, cudaStream_t stream);
 

@@ -4,6 +4,7 @@
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
 #include "kernels/grouped_linear/pairs.hpp"
+#include "kernels/grouped_linear/portable.hpp"
 
 namespace moeplan::kernels::grouped_linear {
 namespace {
@@ -25,10 +26,6 @@ CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout l
 void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dims& d, const Dims& factor_dims, int halves,
                  GateLayout layout, std::uint32_t box_rows) {
     if (adapter.rank == 0) return;
-    require(adapter.rank > 0 && adapter.rank % 8 == 0, d,
-            "the adapter's rank is " + std::to_string(adapter.rank) + ", not a multiple of 8; pad it with zeros");
-    check_pointer(adapter.low, "the adapter's low-rank rows", d);
-    check_pointer(adapter.factor, "the adapter's factor", d);
     Dims f = factor_dims;
     f.experts = adapter.shared ? 1 : d.experts;
     maps.adapter_weight = weight_map(adapter.factor, f, halves, layout, box_rows);
@@ -60,11 +57,13 @@ void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters 
 } // namespace
 
 void forward(const Forward& a, cudaStream_t stream) {
-    check_dims(a.dims, false);
+    check_dims(a.dims, false, a.portable);
     if (a.dims.rows == 0) return;
     check_pointer(a.x, "x", a.dims);
     check_pointer(a.weight, "weight", a.dims);
     check_pointer(a.y, "y", a.dims);
+    check_adapter(a.adapter, a.dims);
+    if (a.portable) return portable::forward(a, stream);
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, 1, GateLayout::halves, 128);
     token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
@@ -98,6 +97,7 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
     check_pointer(a.x, "x", a.dims);
     check_pointer(a.weight, "weight", a.dims);
     check_pointer(a.y, "y", a.dims);
+    check_adapter(a.adapter, a.dims);
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, 2, a.layout, 128);
     token_maps(maps, a.x, a.x_rows, a.dims.in, 1);
@@ -126,11 +126,13 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
 
 void input_gradient(const InputGradient& a, cudaStream_t stream) {
     const bool interleaved = a.layout == GateLayout::interleaved;
-    check_dims(a.dims, interleaved);
+    check_dims(a.dims, interleaved, a.portable);
     if (a.dims.rows == 0) return;
     check_pointer(a.dy, "dy", a.dims);
     check_pointer(a.weight, "weight", a.dims);
     check_pointer(a.dx, "dx", a.dims);
+    check_adapter(a.adapter, a.dims);
+    if (a.portable) return portable::input_gradient(a, stream);
     const int halves = interleaved ? 2 : 1;
     Maps maps{};
     maps.weight = weight_map(a.weight, a.dims, halves, a.layout, 64);

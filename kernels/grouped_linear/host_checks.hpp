@@ -17,7 +17,7 @@ inline void require(bool holds, const Dims& d, const std::string& why) {
     if (!holds) throw UnsupportedShape("grouped_linear [" + describe(d) + "]: " + why);
 }
 
-inline void check_dims(const Dims& d, bool gated) {
+inline void check_dims(const Dims& d, bool gated, bool portable = false) {
     require(d.experts >= 1 && d.experts <= max_experts, d,
             "1 to " + std::to_string(max_experts) + " experts in one call; split the experts over calls");
     require(d.rows >= 0 && d.in > 0 && d.out > 0, d, "sizes must be positive");
@@ -25,12 +25,21 @@ inline void check_dims(const Dims& d, bool gated) {
     require(d.out % (gated ? 16 : 8) == 0, d,
             gated ? "the gate-up width must be a multiple of 16; pad it, or use the reference"
                   : "the output width must be a multiple of 8 (16-byte rows); pad it, or use the reference");
-    require(device_facts().compute_capability == 90, d, "this kernel needs a Hopper GPU (sm_90); use the reference");
+    require(portable || device_facts().compute_capability == 90, d,
+            "this kernel needs a Hopper GPU (sm_90); use the portable form");
 }
 
 inline void check_pointer(const void* pointer, const char* name, const Dims& d) {
     require(pointer != nullptr, d, std::string(name) + " is null");
     require(reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0, d, std::string(name) + " is not 16-byte aligned");
+}
+
+inline void check_adapter(const LowRank& adapter, const Dims& d) {
+    if (adapter.rank == 0) return;
+    require(adapter.rank > 0 && adapter.rank % 8 == 0, d,
+            "the adapter's rank is " + std::to_string(adapter.rank) + ", not a multiple of 8; pad it with zeros");
+    check_pointer(adapter.low, "the adapter's low-rank rows", d);
+    check_pointer(adapter.factor, "the adapter's factor", d);
 }
 
 /// Token rows [rows, halves * width] as (width, halves, rows).

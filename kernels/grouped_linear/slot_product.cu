@@ -7,6 +7,7 @@
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
 #include "kernels/grouped_linear/host_checks.hpp"
+#include "kernels/grouped_linear/portable.hpp"
 
 namespace moeplan::kernels::grouped_linear {
 namespace {
@@ -155,7 +156,7 @@ void launch_product(const SlotProduct& p, const Dims& d, cudaStream_t stream) {
 
 void slot_product(const SlotProduct& p, cudaStream_t stream) {
     const Dims d{.experts = p.experts, .rows = p.rows, .in = p.b_width, .out = p.a_width};
-    check_dims(d, false);
+    check_dims(d, false, p.portable);
     void* result = p.out != nullptr ? static_cast<void*>(p.out) : p.narrow;
     if (p.rows == 0) {
         const std::size_t each = p.out != nullptr ? sizeof(float) : sizeof(bf16);
@@ -166,6 +167,7 @@ void slot_product(const SlotProduct& p, cudaStream_t stream) {
     check_pointer(p.a, "the left rows", d);
     check_pointer(p.b, "the right rows", d);
     check_pointer(result, "the result", d);
+    if (p.portable) return portable::slot_product(p, stream);
     if (p.b_width <= 16) launch_product<16>(p, d, stream);
     else if (p.b_width <= 32) launch_product<32>(p, d, stream);
     else if (p.b_width <= 64) launch_product<64>(p, d, stream);

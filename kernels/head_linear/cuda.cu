@@ -22,7 +22,7 @@ const char* plain_weight(const Op& op, const Frame& f) {
   const op::Dequantise back{op.heads * op.block, op.in, op.weight};
   const Operands list = back.operands();
   void* const values[]{f["w"].data, f.scratch<void>()};
-  forward(back, Frame(list, values, {}, nullptr, f.stream()));
+  forward(back, Frame(list, values, {}, nullptr, f.stream(), f.device()));
   return f.scratch<char>();
 }
 

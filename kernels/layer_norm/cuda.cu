@@ -198,7 +198,7 @@ void backward(const op::LayerNorm& op, const Frame& f) {
   unsigned blocks = 0;
   if (op.tokens > 0) {
     const RowPlan plan = weight ? with_column_sums(plan_of(op, a)) : plan_of(op, a);
-    const auto planned = weight ? ring::plan(op.tokens, op.hidden, 2, plan.wide && plan.group > 32, false) : ring::Plan{};
+    const auto planned = weight ? ring::plan(op.tokens, op.hidden, 2, plan.wide && plan.group > 32, false, f.device()) : ring::Plan{};
     blocks = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, weight);
     if (planned.blocks > 0) ring::queue(layer_backward_ring, planned, a, f.stream());
     else with_packs(plan, [&]<int V, int K>() {

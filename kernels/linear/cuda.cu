@@ -21,7 +21,7 @@ const void* plain_weight(const op::Linear& op, const Frame& f) {
   const op::Dequantise back{op.out, op.in, op.weight};
   const Operands list = back.operands();
   void* const values[]{f["w"].data, f.scratch<void>()};
-  forward(back, Frame(list, values, {}, nullptr, f.stream()));
+  forward(back, Frame(list, values, {}, nullptr, f.stream(), f.device()));
   return f.scratch<void>();
 }
 

@@ -3,6 +3,7 @@
 /// that dq and dk of the group add up in registers; what several blocks share goes to parts that are summed in order.
 
 #include "kernels/mamba2/chunks.cuh"
+#include "kernels/shared_memory.hpp"
 
 namespace moeplan::cuda::ssd {
 
@@ -11,6 +12,8 @@ constexpr int backward_threads = 256;
 /// q, k; dy, v; one state or its gradient.
 template <class Size>
 constexpr std::size_t backward_bytes = 2 * (2 * rows * (Size::n + Size::p) + Size::n * Size::p);
+static_assert(shared_memory::scan_wide_states == backward_bytes<Size<128, 64>>);
+static_assert(shared_memory::scan_wide_heads == backward_bytes<Size<128, 128>>);
 
 struct Share {
   int chunk, group, part, first, end;

@@ -232,7 +232,7 @@ void backward(const op::RmsNorm& op, const Frame& f) {
   if (op.tokens > 0) {
     RowPlan plan = row_plan(op.kind, op.hidden, op.hidden % 8 == 0 && aligned({a.v, a.w, a.dy, a.dsum, a.dx, a.dresidual}));
     if (dw) plan = with_column_sums(plan);
-    const auto planned = dw ? ring::plan(op.tokens, op.hidden, a.dsum ? 3 : 2, plan.wide && plan.group > 32, true) : ring::Plan{};
+    const auto planned = dw ? ring::plan(op.tokens, op.hidden, a.dsum ? 3 : 2, plan.wide && plan.group > 32, true, f.device()) : ring::Plan{};
     blocks = planned.blocks > 0 ? planned.blocks : row_blocks(plan, op.tokens, dw != nullptr);
     if (planned.blocks > 0) ring::queue(rms_backward_ring, planned, a, f.stream());
     else with_packs(plan, [&]<int V, int K>() {

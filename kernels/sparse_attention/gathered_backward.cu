@@ -8,6 +8,7 @@
 /// overflow), and integers add up to the same in any order.
 
 #include "kernels/attention/launch.cuh"
+#include "kernels/shared_memory.hpp"
 #include "kernels/sparse_attention/gathered.cuh"
 
 namespace moeplan::cuda::gathered {
@@ -17,6 +18,7 @@ constexpr int threads = 512;
 
 template <class F>
 constexpr std::size_t shared_bytes = 128 * (2 * F::qk + F::v + (F::latent ? 0 : F::v) + 2 * tile_keys);
+static_assert(shared_memory::latent_attention == shared_bytes<Form<true>>);
 
 __device__ __forceinline__ void add_fixed(unsigned long long* to, float value) {
   atomicAdd(to, static_cast<unsigned long long>(__float2ll_rn(value)));

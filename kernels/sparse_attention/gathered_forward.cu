@@ -5,6 +5,7 @@
 /// far as queries share keys; 2 topk heads (d_qk + d_v) operations.
 
 #include "kernels/attention/launch.cuh"
+#include "kernels/shared_memory.hpp"
 #include "kernels/sparse_attention/gathered.cuh"
 
 namespace moeplan::cuda::gathered {
@@ -14,6 +15,7 @@ constexpr int threads = 256;
 
 template <class F>
 constexpr std::size_t shared_bytes = 128 * (F::qk + 2 * F::qk + (F::latent ? 0 : 2 * F::v) + tile_keys);
+static_assert(shared_memory::latent_attention == shared_bytes<Form<true>>);
 
 template <class F>
 __global__ void __launch_bounds__(threads, 1) attend(const __grid_constant__ Problem p) {

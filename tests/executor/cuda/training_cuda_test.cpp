@@ -138,6 +138,30 @@ TEST_P(CudaTraining, LossAndGradientsAreTheCpus) {
   }
 }
 
+/// An A100's limits: attention and experts in mma.sync, MXFP4 held as bf16, nothing of Hopper alone.
+TEST(CudaPortable, AStepInTheFormsOfAnyDeviceHasTheCpusLossAndNorm) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device on this machine";
+  for (const Model& model : {Model{"qwen3", "qwen/qwen3-30b-a3b.json"}, Model{"deepseek", "deepseek/deepseek-v3.json"}, Model{"gpt_oss_stored", "gpt-oss/gpt-oss-20b.json", true},
+                             Model{"nemotron", "nemotron/nemotron-3-nano-30b-a3b.json"}}) {
+    const Problem p = problem(sized(model), lora(48, 8));
+    const Plan q = plan_of(p, 2);
+    TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0, {.compute_capability = 80, .shared_bytes_block = 163 << 10}));
+    stir(cpu), stir(device), set_as(device, cpu);
+    const std::vector<Batch> step{batch(p, q, 9)};
+    const StepReport want = cpu.trainer->step(step), got = device.trainer->step(step);
+    EXPECT_NEAR(got.loss, want.loss, 5e-3 * want.loss) << model.name;
+    EXPECT_NEAR(got.gradient_norm, want.gradient_norm, 0.05 * want.gradient_norm) << model.name;
+  }
+  const Problem kda = problem(sized({"kda", "kimi/kimi-k3.json"}), lora(48, 8));
+  const Plan q = plan_of(kda, 1);
+  try {
+    TinyRun run(kda, q, cuda_backend(0, {.compute_capability = 80}));
+    ADD_FAILURE() << "KDA was taken on a device without its kernels";
+  } catch (const std::exception& e) {
+    EXPECT_NE(std::string(e.what()).find("Hopper alone"), std::string::npos) << e.what();
+  }
+}
+
 TEST_P(CudaTraining, FrozenWeightsAreHeldAsPlannedAndWithTheCpusNumbers) {
   const Problem p = problem(sized(GetParam()), lora(48, 8));
   const Plan q = plan_of(p, 1);

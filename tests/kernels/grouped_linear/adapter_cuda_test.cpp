@@ -11,7 +11,7 @@ namespace {
 constexpr double lambda = 2.0;
 
 /// Forward, dX, dA, dB of an adapted layer by the kernels, against the fp64 reference.
-void compare(const std::vector<int>& counts, int in, int out, int rank, bool shared) {
+void compare(const std::vector<int>& counts, int in, int out, int rank, bool shared, bool portable = false) {
     std::vector<int> offsets{0};
     for (int n : counts) offsets.push_back(offsets.back() + n);
     const int experts = static_cast<int>(counts.size()), rows = offsets.back(), factors = shared ? 1 : experts;
@@ -29,28 +29,28 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
                  y = poisoned(dy.size() * 2), gx = poisoned(x.size() * 2), ga = poisoned(a.size() * 4),
                  gb = poisoned(b.size() * 4), gw = poisoned(weight.size() * 4);
     gl::forward({.dims = {.experts = factors, .rows = rows, .in = in, .out = rank}, .x = dx.get<bf16>(), .x_rows = rows,
-                 .weight = da.get<bf16>(), .offsets = factor_offsets, .y = low.get<bf16>(), .alpha = lambda},
+                 .weight = da.get<bf16>(), .offsets = factor_offsets, .y = low.get<bf16>(), .alpha = lambda, .portable = portable},
                 nullptr);
     gl::input_gradient({.dims = {.experts = factors, .rows = rows, .in = rank, .out = out}, .dy = ddy.get<bf16>(),
                         .dy_rows = rows, .weight = db.get<bf16>(), .offsets = factor_offsets, .dx = back.get<bf16>(),
-                        .alpha = lambda},
+                        .alpha = lambda, .portable = portable},
                        nullptr);
     gl::forward({.dims = dims, .x = dx.get<bf16>(), .x_rows = rows, .weight = dw.get<bf16>(),
                  .offsets = doff.get<int>(), .y = y.get<bf16>(),
-                 .adapter = {.rank = rank, .shared = shared, .low = low.get<bf16>(), .factor = db.get<bf16>()}},
+                 .adapter = {.rank = rank, .shared = shared, .low = low.get<bf16>(), .factor = db.get<bf16>()}, .portable = portable},
                 nullptr);
     gl::input_gradient({.dims = dims, .dy = ddy.get<bf16>(), .dy_rows = rows, .weight = dw.get<bf16>(),
                         .offsets = doff.get<int>(), .dx = gx.get<bf16>(),
-                        .adapter = {.rank = rank, .shared = shared, .low = back.get<bf16>(), .factor = da.get<bf16>()}},
+                        .adapter = {.rank = rank, .shared = shared, .low = back.get<bf16>(), .factor = da.get<bf16>()}, .portable = portable},
                        nullptr);
     gl::slot_product({.experts = factors, .rows = rows, .a_width = in, .b_width = rank, .transposed = true,
-                      .a = dx.get<bf16>(), .b = back.get<bf16>(), .offsets = factor_offsets, .out = ga.get<float>()},
+                      .a = dx.get<bf16>(), .b = back.get<bf16>(), .offsets = factor_offsets, .out = ga.get<float>(), .portable = portable},
                      nullptr);
     gl::slot_product({.experts = factors, .rows = rows, .a_width = out, .b_width = rank, .a = ddy.get<bf16>(),
-                      .b = low.get<bf16>(), .offsets = factor_offsets, .out = gb.get<float>()},
+                      .b = low.get<bf16>(), .offsets = factor_offsets, .out = gb.get<float>(), .portable = portable},
                      nullptr);
     gl::slot_product({.experts = experts, .rows = rows, .a_width = out, .b_width = in, .a = ddy.get<bf16>(),
-                      .b = dx.get<bf16>(), .offsets = doff.get<int>(), .out = gw.get<float>()},
+                      .b = dx.get<bf16>(), .offsets = doff.get<int>(), .out = gw.get<float>(), .portable = portable},
                      nullptr);
 
     const ref::Layer<double> layer{.dims = dims, .offsets = offsets, .gather = {}, .weight = weight, .bias = {},
@@ -75,11 +75,13 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
 
 TEST(AdapterCuda, forward_and_all_gradients_equal_the_reference) {
     MOEPLAN_NEEDS_GPU();
-    compare({0, 1, 7, 127, 129, 0, 40}, 136, 264, 16, false);
-    compare({70, 3}, 320, 64, 64, false);
-    compare({5, 0, 300}, 96, 520, 32, true);
-    compare({64, 65}, 256, 256, 128, false); // more than one stage of rank
-    compare({0, 9}, 64, 128, 8, false);
+    for (const bool portable : {false, true}) {
+        compare({0, 1, 7, 127, 129, 0, 40}, 136, 264, 16, false, portable);
+        compare({70, 3}, 320, 64, 64, false, portable);
+        compare({5, 0, 300}, 96, 520, 32, true, portable);
+        compare({64, 65}, 256, 256, 128, false, portable); // more than one stage of rank
+        compare({0, 9}, 64, 128, 8, false, portable);
+    }
 }
 
 TEST(AdapterCuda, rows_past_the_counts_do_not_leak_into_gradients) {

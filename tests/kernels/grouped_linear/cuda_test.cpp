@@ -33,7 +33,7 @@ struct Data {
     }
 };
 
-void compare(const Data& data, gl::Clusters clusters) {
+void compare(const Data& data, gl::Clusters clusters, bool portable = false) {
     const auto offsets = DeviceBuffer::of(data.offsets), gather = DeviceBuffer::of(data.gather),
                scale = upload_as<float>(data.scale);
     const auto x = upload_bf16(data.x), dy = upload_bf16(data.dy), weight = upload_bf16(data.weight),
@@ -41,11 +41,11 @@ void compare(const Data& data, gl::Clusters clusters) {
     DeviceBuffer y = poisoned(data.dy.size() * 2), dx = poisoned(data.x.size() * 2);
     gl::forward({.dims = data.dims, .x = x.get<bf16>(), .x_rows = data.dims.rows, .gather = gather.get<int>(),
                  .weight = weight.get<bf16>(), .bias = bias.get<bf16>(), .offsets = offsets.get<int>(),
-                 .row_scale = scale.get<float>(), .y = y.get<bf16>(), .clusters = clusters},
+                 .row_scale = scale.get<float>(), .y = y.get<bf16>(), .clusters = clusters, .portable = portable},
                 nullptr);
     gl::input_gradient({.dims = data.dims, .dy = dy.get<bf16>(), .dy_rows = data.dims.rows,
                         .gather = gather.get<int>(), .weight = weight.get<bf16>(), .offsets = offsets.get<int>(),
-                        .row_scale = scale.get<float>(), .dx = dx.get<bf16>(), .clusters = clusters},
+                        .row_scale = scale.get<float>(), .dx = dx.get<bf16>(), .clusters = clusters, .portable = portable},
                        nullptr);
     std::vector<double> want_y(data.dy.size()), want_dx(data.x.size());
     ref::forward<double>(data.layer(), data.x, want_y);
@@ -63,6 +63,14 @@ TEST(GroupedLinearCuda, equals_the_reference_for_ragged_experts) {
         compare({{0, 0, 513, 0}, 64, 256}, clusters); // all tokens on one expert
         compare({{3, 2}, 2880, 96}, clusters);
     }
+}
+
+TEST(GroupedLinearCuda, the_portable_form_equals_the_reference_for_ragged_experts) {
+    MOEPLAN_NEEDS_GPU();
+    compare({{0, 1, 7, 127, 128, 129, 0, 40}, 136, 264}, gl::Clusters::automatic, true);
+    compare({{0, 0, 513, 0}, 64, 256}, gl::Clusters::automatic, true); // all tokens on one expert
+    compare({{3, 2}, 2880, 96}, gl::Clusters::automatic, true);
+    compare({{300}, 8, 8}, gl::Clusters::automatic, true); // far below a tile either way
 }
 
 TEST(GroupedLinearCuda, replays_are_bit_equal) {
