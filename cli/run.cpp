@@ -110,13 +110,13 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   refuse_what_cannot_run(problem, loaded.plan, *opened.backend, options.train.walk, options.ranks);
   Program program = lower_for_run(problem, loaded.plan, options.train.walk, world ? world->rank() : 0);
   exchange_once(program, problem, loaded.plan, options.train.walk);
-  // The scratch and copies of this backend's kernels, whatever runtime the plan names.
+  // The scratch and copies of this backend's kernels and the executor's buffer, whatever runtime the plan names.
   Problem priced = problem;
   priced.runtime.own_kernels = opened.backend->wants_dense();
   priced.runtime.workspace = opened.backend->beside();
+  priced.runtime.staged = true;
   MemoryBreakdown predicted = memory(program, priced, loaded.plan);
   predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
-  predicted[MemoryCategory::communication] += staging_for_run(program, problem, loaded.plan, *opened.backend, world ? world->rank() : 0);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");

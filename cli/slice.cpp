@@ -20,8 +20,7 @@ SlicePrediction predict_slice(const LoadedPlan& loaded, int rank, std::optional<
   bounded.routed_bound = out.routed_bound;
   const Program program = lower_for_run(problem, plan, bounded, rank);
   out.memory = memory(program, problem, plan);
-  out.memory[MemoryCategory::communication] =
-      staging_bytes(program, problem.runtime, RankPlace{rank, plan.parallelism}, held);
+  out.memory[MemoryCategory::communication] = staging(program, problem, plan, held);   // its neighbours are made up: no communicators
   return out;
 }
 

@@ -18,12 +18,17 @@ double bytes_of(const std::array<Bytes, kMemoryCategories>& categories) {
 class Walk {
  public:
   Walk(const StageBytes& stage, const DrawnRows& rows, std::span<const double> factors)
-      : stage_(stage), rows_(rows), factors_(factors), now_(index(rows.ranks), stage.standing + stage.replicas), peak_(now_) {}
+      : stage_(stage), rows_(rows), factors_(factors), now_(index(rows.ranks), stage.standing + stage.replicas), peak_(now_), staged_(now_.size(), 0) {
+    for (const SlotBytes& s : stage.slots)
+      for (double& b : staged_) b = std::max(b, static_cast<double>(s.fixed.staged.value));
+  }
 
-  double run() {
+  double run(double allocator_overhead) {
     for (const Instance& x : stage_.instances)
       if (x.slot >= 0) step(x);
-    return *std::max_element(peak_.begin(), peak_.end());
+    double most = 0;
+    for (std::size_t r = 0; r < peak_.size(); ++r) most = std::max(most, peak_[r] * (1 + allocator_overhead) + staged_[r]);
+    return most;
   }
 
  private:
@@ -48,6 +53,7 @@ class Walk {
   void add(double bytes) { for (double& n : now_) n += bytes; }
   void consider(std::int32_t slot, std::int32_t j, Curve curve, double more) {
     each(slot, j, curve, [&](std::size_t r, double b) { peak_[r] = std::max(peak_[r], now_[r] + b + more); }, rows_.buffer);
+    each(slot, j, &KindBytes::staged, [&](std::size_t r, double b) { staged_[r] = std::max(staged_[r], b); }, rows_.buffer);
   }
 
   void enter(std::int32_t slot, std::int32_t j) {
@@ -107,7 +113,7 @@ class Walk {
   const StageBytes& stage_;
   const DrawnRows& rows_;
   std::span<const double> factors_;
-  std::vector<double> now_, peak_;
+  std::vector<double> now_, peak_, staged_;
   std::map<std::pair<std::int32_t, std::int32_t>, bool> carried_;
   double unreduced_ = 0;
 };
@@ -118,13 +124,14 @@ void KindBytes::add(const BlockMemory& m) {
   forward.push_back(bytes_of(m.forward.at_peak));
   backward.push_back(bytes_of(m.backward.at_peak));
   kept.push_back(bytes_of(m.kept));
+  staged.push_back(static_cast<double>(m.staged.value));
   if (m.weight_backward.peak_at.empty()) return;
   weight_backward.push_back(bytes_of(m.weight_backward.at_peak));
   put_off.push_back(bytes_of(m.put_off));
 }
 
 double drawn_peak(const StageBytes& stage, const DrawnRows& rows, double allocator_overhead, std::span<const double> factors) {
-  return Walk(stage, rows, factors).run() * (1 + allocator_overhead) + stage.outside_allocator;
+  return Walk(stage, rows, factors).run(allocator_overhead) + stage.outside_allocator;
 }
 
 }  // namespace moeplan

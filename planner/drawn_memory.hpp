@@ -20,15 +20,15 @@ struct Between {
   return {i, (factor - factors[i]) / (factors[i + 1] - factors[i])};
 }
 
-/// Bytes of a block's passes at each factor (one entry where nothing is routed).
+/// Bytes of a block's passes and of the buffer that its exchanges pass through, at each factor (one entry where nothing is routed).
 struct KindBytes {
-  std::vector<double> forward, backward, weight_backward, kept, put_off;
+  std::vector<double> forward, backward, weight_backward, kept, put_off, staged;
   void add(const BlockMemory& memory);
 };
 
 struct SlotBytes {
   const KindBytes* kind = nullptr;
-  SlotMemory fixed;           ///< gathered weights, carried gradients, gradients; its passes are not used
+  SlotMemory fixed;           ///< gathered weights, carried gradients, gradients, the buffer that these pass through; its passes are not used
   std::int64_t moe = -1;      ///< place among the MoE layers; -1: nothing is routed
 };
 

@@ -287,9 +287,9 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const FactorBand load = s.shared.load.stage(plan, first_layer, last_layer);
     for (std::size_t i = first; i < end; ++i) {
       const PerKind& k = per_kind[s.shared.kind_of[i]];
-      m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved)));
+      m50.slots.push_back(with_passes(k.slot, k.kind->forward50, k.kind->backward50, kept_at(*k.kind, load.p50.saved), k.kind->staged50));
       m50.slots.back().host = host_at(*k.kind, load.p50.saved);
-      m95.slots.push_back(with_passes(k.slot, k.kind->forward95, k.kind->backward95, kept_at(*k.kind, load.p95.saved)));
+      m95.slots.push_back(with_passes(k.slot, k.kind->forward95, k.kind->backward95, kept_at(*k.kind, load.p95.saved), k.kind->staged95));
       m95.slots.back().host = host_at(*k.kind, load.p95.saved);
       fc50.push_back(k.kind->time50.forward.total.value);
       bc50.push_back(k.kind->time50.backward.total.value);

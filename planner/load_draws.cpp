@@ -163,12 +163,14 @@ class Draws {
     KindCurve& k = it->second;
     if (!fresh) return k;
     k.routed = layer >= 0 && layer < layers && routing_.moe_of[index(layer)] >= 0 && ranks_ > 1;
+    Plan as_served = plan_;
+    as_served.experts = served_;
     for (const double factor : kFactors) {
       if (!k.routed && factor != 1.0) continue;
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
       const PriceCall loaded = [&](const BlockNode& n) { return price(n, factor); };
       k.time.push_back(block_time(k.blocks.back(), prices_, loaded));
-      k.bytes.add(block_memory(k.blocks.back(), problem_.runtime));
+      k.bytes.add(block_memory(k.blocks.back(), problem_.runtime, as_served));
     }
     return k;
   }

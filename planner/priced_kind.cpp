@@ -89,7 +89,7 @@ Bytes host_at(const PricedKind& k, double factor) {
 void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
   const Setting setting{shared, plan, id};
   k.block = setting.lowered(1.0);
-  const BlockMemory balanced = block_memory(k.block, shared.problem.runtime);
+  const BlockMemory balanced = block_memory(k.block, shared.problem.runtime, plan);
   k.kept = balanced.kept;
   k.put_off = balanced.put_off;
   k.host = k.host_more = k.block.host;
@@ -98,21 +98,24 @@ void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   k.forward50 = k.forward95 = balanced.forward;
   k.backward50 = k.backward95 = balanced.backward;
   k.weight50 = k.weight95 = balanced.weight_backward;
+  k.staged50 = k.staged95 = balanced.staged;
 }
 
 void load_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
   if (!k.routed || load.p95.buffer == 1.0) return;
   const Setting setting{shared, plan, id};
   BlockMemory m95, m50;
-  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b, shared.problem.runtime), k.host_more = b.host; });
+  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b, shared.problem.runtime, plan), k.host_more = b.host; });
   if (load.p50.buffer == load.p95.buffer) m50 = m95;
-  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b, shared.problem.runtime); });
+  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b, shared.problem.runtime, plan); });
   k.forward50 = m50.forward;
   k.backward50 = m50.backward;
   k.forward95 = m95.forward;
   k.backward95 = m95.backward;
   k.weight50 = m50.weight_backward;
   k.weight95 = m95.weight_backward;
+  k.staged50 = m50.staged;
+  k.staged95 = m95.staged;
   k.kept_more = m95.kept;
   k.put_off_more = m95.put_off;
   k.more = load.p95.buffer;

@@ -81,6 +81,7 @@ void GroupScorer::load() {
     const PricedKind& k = group_.loaded(id);
     kinds_[id].forward50 = k.forward50.peak().value, kinds_[id].forward95 = k.forward95.peak().value;
     kinds_[id].backward50 = k.backward50.peak().value, kinds_[id].backward95 = k.backward95.peak().value;
+    kinds_[id].staged50 = k.staged50.value, kinds_[id].staged95 = k.staged95.value;
   }
 }
 
@@ -94,13 +95,17 @@ void GroupScorer::prepare(std::size_t stages) {
     const SplitStage& stage = s.split.stages[i];
     const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
     std::vector<std::int64_t> kept50(kinds_.size(), 0), kept95 = kept50;
+    std::int64_t staged50 = 0, staged95 = 0;
     for (std::size_t k = 0; k < kinds_.size(); ++k) {
       if (stage.count[k] == 0) continue;
       kept50[k] = sum(kept_at(*priced_[k], load.p50.saved));
       kept95[k] = sum(kept_at(*priced_[k], load.p95.saved));
+      staged50 = std::max(staged50, kinds_[k].staged50), staged95 = std::max(staged95, kinds_[k].staged95);
     }
     t.kept50.push_back(std::move(kept50));
     t.kept95.push_back(std::move(kept95));
+    t.staged50.push_back(staged50);
+    t.staged95.push_back(staged95);
     std::int64_t host = 0;
     for (std::size_t k = 0; k < kinds_.size(); ++k) host += stage.count[k] * host_at(*priced_[k], load.p95.saved).value;
     t.host.push_back(host * std::min<std::int64_t>(micro_batches_[stages], s.pp - static_cast<std::int64_t>(i)));
@@ -259,17 +264,17 @@ PeakBytes GroupScorer::memory(const Choice& c) {
   const Transients& t = transients(c);
   const ShardStages& s = table_.stages[c.stages];
   const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
-  const std::vector<std::int64_t>& activations = stage_[c.stages].host;
+  const StageTable& held = stage_[c.stages];
   PeakBytes out;
-  for (std::size_t i = 0; i < activations.size(); ++i) {
-    const std::int64_t states = stage_states(c, i);
-    out.host = std::max(out.host, dense.stage_host[i] + expert.stage_host[i] + activations[i]);
+  for (std::size_t i = 0; i < held.host.size(); ++i) {
+    const std::int64_t states = stage_states(c, i), gradients = std::max(dense.stage_staged[i], expert.stage_staged[i]);
+    out.host = std::max(out.host, dense.stage_host[i] + expert.stage_host[i] + held.host[i]);
     out.states = std::max(out.states, states);
-    out.median = std::max(out.median, states + t.median[i]);
-    out.p95 = std::max(out.p95, states + t.p95[i]);
+    out.median = std::max(out.median, reserved(states + t.median[i]) + std::max(gradients, held.staged50[i]));
+    out.p95 = std::max(out.p95, reserved(states + t.p95[i]) + std::max(gradients, held.staged95[i]));
   }
   const std::int64_t besides = runtime_bytes(c);
-  return {reserved(out.states) + besides, reserved(out.median) + besides, reserved(out.p95) + besides, out.host};
+  return {reserved(out.states) + besides, out.median + besides, out.p95 + besides, out.host};
 }
 
 Four GroupScorer::after_passes(const Choice& c) {

@@ -68,6 +68,7 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
     out.reduces.push_back(cut.reduces());
     out.host_fetch.push_back(cut.host_fetch.value);
     out.gathered.push_back(cut.gathered.value);
+    out.staged.push_back(cut.staged.value);
     out.states.push_back(bytes_of(state));
     out.trained.push_back(state.trained_elements);
     out.host.push_back((state.host_weights + state.host_optimizer).value);
@@ -91,6 +92,7 @@ ShardEntry entry(const StageSplit& split, std::shared_ptr<const ShardPrices> pri
   out.shard = shard;
   out.gathers = gathers;
   out.stage_states.assign(stages, 0);
+  out.stage_staged.assign(stages, 0);
   out.stage_trained.assign(stages, 0);
   out.stage_orthogonal.assign(stages, 0);
   out.stage_host.assign(stages, 0);
@@ -102,6 +104,7 @@ ShardEntry entry(const StageSplit& split, std::shared_ptr<const ShardPrices> pri
       if (n == 0) continue;
       const auto times = static_cast<double>(n);
       out.stage_states[s] += n * prices->states[kind];
+      out.stage_staged[s] = std::max(out.stage_staged[s], prices->staged[kind]);
       out.stage_trained[s] += n * prices->trained[kind];
       out.stage_host[s] += n * prices->host[kind];
       out.stage_host_optimizer[s] += n * prices->host_optimizer[kind];

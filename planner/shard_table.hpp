@@ -18,6 +18,7 @@ struct ShardPrices {
   std::vector<std::array<Transfer, 3>> reductions;
   std::vector<std::int64_t> host_fetch;         ///< bytes a pass that come from the host, in one copy with the other half's
   std::vector<std::int64_t> gathered;           ///< bytes while it runs
+  std::vector<std::int64_t> staged;             ///< of the buffer that its gradients pass through
   std::vector<bool> reduces;                    ///< something is summed over ranks
   std::vector<std::int64_t> states, host, host_optimizer, trained;   ///< bytes that stay, in host memory, of them what the optimizer streams; elements
   std::vector<double> orthogonal;               ///< flops of Muon's steps
@@ -31,6 +32,7 @@ struct ShardEntry {
   std::shared_ptr<const ShardPrices> prices;
   std::vector<Four> stage_gather, stage_reduce; ///< sums per stage of what crosses once a step
   std::vector<std::int64_t> stage_states;  ///< bytes per stage that stay
+  std::vector<std::int64_t> stage_staged;  ///< and of the buffer that gradients pass through
   std::vector<std::int64_t> stage_host;    ///< bytes per stage that stay in host memory
   std::vector<std::int64_t> stage_host_optimizer;  ///< of them, what the optimizer streams through the device
   std::vector<std::int64_t> stage_trained; ///< elements per stage that the optimizer updates

@@ -99,4 +99,9 @@ struct Plan {
   }
 };
 
+/// Whether a plan's experts follow the load: they lie elsewhere than in their order.
+[[nodiscard]] inline bool places_experts(const Plan& plan) {
+  return plan.parallelism.ep > 1 && (plan.experts.placement != ExpertPlacement::contiguous || plan.experts.replicas > 0);
+}
+
 }  // namespace moeplan

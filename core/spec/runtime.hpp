@@ -50,6 +50,7 @@ struct Runtime {
   Bytes bucket{};                              ///< of gradient reduction buffers beyond the gradients
   bool expandable_segments = false;            ///< of the caching allocator
   bool own_kernels = false;                    ///< this project's CUDA kernels: what scratch each call takes is known (kernels/device_scratch.hpp)
+  bool staged = false;                         ///< calls to other ranks pass through one buffer that is held from the start (sim/program/staging.hpp)
   Seconds host_call{};                         ///< host time per operator call: the device waits where its work is shorter
   bool operator==(const Runtime&) const = default;
   template <class = void> static constexpr auto fields() {
@@ -67,7 +68,7 @@ struct Runtime {
         field("score_traffic_backward", &Runtime::score_traffic_backward).between(0, 256), field("traffic", &Runtime::traffic).between(0, 64),
         field("kept", &Runtime::kept).between(0, 64), field("logit_bytes", &Runtime::logit_bytes).between(0, 256), field("logit_kept", &Runtime::logit_kept).between(0, 256), field("score_kept", &Runtime::score_kept).between(0, 256), field("moment", &Runtime::moment),
         field("update_temporary", &Runtime::update_temporary), field("step_overhead", &Runtime::step_overhead).at_least(0).at_most(1e4), field("workspace", &Runtime::workspace).at_least(0).at_most(1e12),
-        field("bucket", &Runtime::bucket).at_least(0).at_most(1e12), field("expandable_segments", &Runtime::expandable_segments), field("own_kernels", &Runtime::own_kernels), field("host_call", &Runtime::host_call).at_least(0).at_most(1));
+        field("bucket", &Runtime::bucket).at_least(0).at_most(1e12), field("expandable_segments", &Runtime::expandable_segments), field("own_kernels", &Runtime::own_kernels), field("staged", &Runtime::staged), field("host_call", &Runtime::host_call).at_least(0).at_most(1));
   }
 };
 

@@ -12,7 +12,7 @@
 #include "core/spec/plan.hpp"
 #include "core/spec/results.hpp"
 #include "executor/ranks/place.hpp"
-#include "sim/program/program.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
 
@@ -69,8 +69,6 @@ struct ArenaPlan {
   std::string peak_at;
 };
 
-/// The type in which the backend holds what the plan wants in another.
-using HeldType = std::function<DType(DType)>;
 /// Workspace that the backend wants for a call of a block; empty: the contract's.
 using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 

@@ -24,7 +24,4 @@ void exchange_once(Program& program, const Problem& problem, const Plan& plan, c
 /// of the expert group.
 [[nodiscard]] Program lower_for_run(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank);
 
-/// What a rank of many holds beside its arena for exchanges and reductions (executor/walk); nothing for one rank.
-[[nodiscard]] Bytes staging_for_run(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend, int rank);
-
 }  // namespace moeplan

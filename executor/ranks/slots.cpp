@@ -64,11 +64,6 @@ std::vector<std::int64_t> near(const std::vector<std::int64_t>& fresh, const std
 
 }  // namespace
 
-bool places_experts(const Plan& plan) {
-  return plan.parallelism.ep > 1 &&
-         (plan.experts.placement != ExpertPlacement::contiguous || plan.experts.replicas > 0);
-}
-
 ExpertSlots expected_slots(const Problem& problem, const Plan& plan) {
   ExpertSlots out;
   if (!places_experts(plan)) return out;

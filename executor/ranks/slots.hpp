@@ -9,9 +9,6 @@
 
 namespace moeplan {
 
-/// Whether a plan's experts follow the load: they lie elsewhere than in their order.
-[[nodiscard]] bool places_experts(const Plan& plan);
-
 /// Of all layers with experts, by the plan's load model (even where a trace does not fit the model); empty where
 /// experts keep their order.
 [[nodiscard]] ExpertSlots expected_slots(const Problem& problem, const Plan& plan);

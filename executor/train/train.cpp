@@ -349,7 +349,7 @@ MemoryBreakdown Trainer::memory() const {
   out[MemoryCategory::gradients] += state.gradients;
   out[MemoryCategory::optimizer] += state.optimizer;
   out[MemoryCategory::allocator_reserve] = walk_->arena().size - walk_->arena().peak;
-  out[MemoryCategory::communication] += walk_->staging() + moving_.bytes;
+  out[MemoryCategory::communication] += walk_->staged() + moving_.bytes;
   out[MemoryCategory::workspace] += backend_.beside();
   if (device_peak_.value > 0) out[MemoryCategory::runtime_context] += device_peak_ - out.peak();
   out.peak_at = walk_->arena().peak_at;

@@ -15,53 +15,6 @@
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-bool is_merge(const Block& block, const BlockNode& node) {
-  const CommCall* comm = std::get_if<CommCall>(&node.call);
-  return comm && comm->group == Group::tensor && comm->collective == Collective::all_gather &&
-         block.alias[index(node.reads.front())] == block.alias[index(node.writes.front())];
-}
-
-Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place, const HeldType& held,
-                    std::int64_t areas) {
-  std::int64_t most = 0;
-  for (const Block& b : program.blocks) {
-    for (const auto* pass : {&b.forward, &b.backward})
-      for (const BlockNode& n : *pass) {
-        const CommCall* comm = std::get_if<CommCall>(&n.call);
-        if (comm && is_merge(b, n)) most = std::max(most, comm->payload.value);
-        if (!comm ||
-            (comm->group != Group::expert && comm->group != Group::expert_tensor && comm->group != Group::context))
-          continue;
-        const std::int64_t times = comm->group == Group::expert ? areas : 2;
-        const auto bytes = [&](ValueId piece) {
-          const Value& v = b.values[index(whole_of(b, piece))];
-          return plain_bytes(held(v.dtype)) * v.shape.elements();
-        };
-        std::int64_t read = 0;
-        for (const ValueId v : n.reads) read += bytes(v);
-        most = std::max(most, times * std::max(read, bytes(n.writes.front())));
-      }
-    for (const Weight& w : b.weights) {
-      const std::int64_t degree = place.size(shard_group(w.split));
-      if (w.trained)
-        most = std::max(most, plain_bytes(held(runtime.reduce)) * ceil_div(w.shape.elements(), degree) * degree);
-    }
-  }
-  return {most};
-}
-
-Bytes staging_for_run(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend, int rank) {
-  if (plan.parallelism.world() == 1) return {};
-  return staging_bytes(program, problem.runtime, RankPlace{rank, plan.parallelism}, [&](DType t) { return backend.held(t); },
-                       plan.experts.chunks > 1 ? 4 : places_experts(plan) ? 2 : 1);
-}
-
-void Walk::find_staging() {
-  if (!ranks_) return;
-  staging_bytes_ = staging_for_run(program_, problem_, plan_, backend_, ranks_->place().rank);
-  staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
-}
-
 void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                        MicroBatchState& state) {
   const CommCall& comm = std::get<CommCall>(n.call);

@@ -7,11 +7,6 @@
 
 namespace moeplan {
 
-/// The value of which `v` is a piece, or itself.
-[[nodiscard]] inline ValueId whole_of(const Block& block, ValueId v) {
-  return block.whole.empty() ? v : block.whole[static_cast<std::size_t>(v)];
-}
-
 /// Which piece a value is; -1: none.
 [[nodiscard]] std::int32_t piece_of(const Block& block, ValueId v);
 /// On which piece a call works; -1: on none, or on all of them.

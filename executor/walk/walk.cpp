@@ -83,7 +83,10 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   }
   gathered_.assign(program.slots.size(), -1);
   arriving_.resize(program.slots.size());
-  find_staging();
+  if (ranks_) {
+    staging_bytes_ = moeplan::staging(program_, problem_, plan_, [&](DType t) { return backend.held(t); });
+    staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
+  }
   find_ways();
 }
 

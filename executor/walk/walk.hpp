@@ -65,15 +65,6 @@ struct MicroBatchResult {
   std::vector<RoutingReport> routing;  ///< of this stage's routers
 };
 
-/// Whether a call puts a loss together over tensor ranks: an all-gather in place, of the payload that it says.
-[[nodiscard]] bool is_merge(const Block& block, const BlockNode& node);
-
-/// Held beside the arena by a rank of many: scratch for the largest exchange of rows and the largest gradient on its
-/// way, one at a time. `areas`: 2 where experts lie elsewhere than in their order, and rows are put in the order of their slots before they leave; 4 where an exchange is in
-/// pieces, of which several are on their way.
-[[nodiscard]] Bytes staging_bytes(const Program& program, const Runtime& runtime, const RankPlace& place,
-                                  const HeldType& held, std::int64_t areas = 1);
-
 class Walk {
  public:
   using Observer = std::function<void(const CallRecord&)>;
@@ -100,9 +91,7 @@ class Walk {
     return lanes_.front().result.routing;
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
-  [[nodiscard]] Bytes staging() const {
-    return staging_bytes_ + rooms_.bytes();
-  }  ///< held beside the arena for exchanges and reductions
+  [[nodiscard]] Bytes staged() const { return staging_bytes_ + rooms_.bytes(); }  ///< held beside the arena for exchanges and reductions
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
   /// Whether all gradients that this rank has given to the sums over ranks in the last `run_all` were finite; empty where it gave none.
@@ -262,7 +251,6 @@ class Walk {
   [[nodiscard]] bool limits_by_host() const;
   void limit(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
-  void find_staging();
   void tell(const char* phase);
   void apart(const std::function<void()>& communication);
   [[nodiscard]] bool ends_model() const;

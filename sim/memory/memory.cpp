@@ -54,6 +54,7 @@ struct Peak {
 SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
   SlotMemory out;
   out.gathered = sharding.gathered;
+  out.staged = sharding.staged;
   out.has_backward = !block.backward.empty();
   out.host = block.host;
   for (std::size_t i = 1; i < block.input_grads.size(); ++i)
@@ -63,20 +64,25 @@ SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
   return out;
 }
 
-SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept) {
+SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept, Bytes staged) {
   slot.forward = &forward;
   slot.backward = &backward;
   slot.kept = kept;
+  slot.staged = std::max(slot.staged, staged);
   return slot;
 }
 
 SlotMemory with_passes(SlotMemory slot, const BlockMemory& block) {
-  slot.forward = &block.forward;
-  slot.backward = &block.backward;
-  slot.kept = block.kept;
+  slot = with_passes(std::move(slot), block.forward, block.backward, block.kept, block.staged);
   slot.put_off = block.put_off;
   if (!block.weight_backward.peak_at.empty()) slot.weight_backward = &block.weight_backward;
   return slot;
+}
+
+Bytes staged_by(std::span<const SlotMemory> slots) {
+  Bytes most{};
+  for (const SlotMemory& s : slots) most = std::max(most, s.staged);
+  return most;
 }
 
 MemoryBreakdown standing_memory(const StateBytes& state, const Problem& problem, const Plan& plan) {
@@ -101,6 +107,7 @@ void add_allocator_reserve(MemoryBreakdown& m, const Runtime& runtime) {
 MemoryBreakdown stage_memory(const StageMemory& stage, const Problem& problem, const Plan& plan) {
   Peak best;
   Categories base = standing_memory(stage.state, problem, plan).at_peak;
+  add(base, MemoryCategory::communication, staged_by(stage.slots));
   Categories all_kept{};
   for (const SlotMemory& s : stage.slots) add(all_kept, s.kept);
   add(base, all_kept, stage.in_flight - 1);
@@ -160,6 +167,7 @@ const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
 MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Problem& problem, const Plan& plan) {
   Peak best;
   Categories now = standing_memory(of.state, problem, plan).at_peak;
+  add(now, MemoryCategory::communication, staged_by(of.slots));
   Bytes host = of.state.host_weights + of.state.host_optimizer, most_host = host;
   std::map<std::pair<std::int32_t, std::int32_t>, bool> carried;   // by chunk and micro-batch
   Bytes unreduced{};
@@ -236,7 +244,7 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
 
 MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
   std::vector<BlockMemory> blocks;
-  for (const Block& b : program.blocks) blocks.push_back(block_memory(b, problem.runtime));
+  for (const Block& b : program.blocks) blocks.push_back(block_memory(b, problem.runtime, plan));
   ListMemory list;
   list.state = program.resident;
   for (const Slot& s : program.slots) {

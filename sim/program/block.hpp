@@ -53,6 +53,9 @@ struct Block {
   Bytes host{};                                ///< kept in host memory between the passes
 };
 
+/// The value of which `v` is some rows, or itself.
+[[nodiscard]] inline ValueId whole_of(const Block& block, ValueId v) { return block.whole.empty() ? v : block.whole[static_cast<std::size_t>(v)]; }
+
 /// Bytes of one pass of a block, relative to what other blocks hold.
 struct PassMemory {
   std::array<Bytes, kMemoryCategories> at_peak{};   ///< of this block's values and workspace when their sum is largest
@@ -64,6 +67,7 @@ struct BlockMemory {
   PassMemory forward, backward, weight_backward;
   std::array<Bytes, kMemoryCategories> put_off{};   ///< from the end of the backward pass to that of weight_backward
   std::array<Bytes, kMemoryCategories> kept{};      ///< from the end of the forward pass to the backward pass, inputs included where kept
+  Bytes staged{};                                   ///< of the buffer that calls pass through (staging.hpp), for the exchanges
   [[nodiscard]] Bytes kept_bytes() const { Bytes s{}; for (const Bytes b : kept) s += b; return s; }
 };
 

@@ -4,6 +4,7 @@
 
 #include "sim/program/block.hpp"
 #include "sim/program/call_scratch.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
 namespace {
@@ -63,11 +64,12 @@ void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueI
 
 }  // namespace
 
-BlockMemory block_memory(const Block& block) { return block_memory(block, Runtime{}); }
+BlockMemory block_memory(const Block& block) { return block_memory(block, Runtime{}, Plan{}); }
 
-BlockMemory block_memory(const Block& block, const Runtime& runtime) {
+BlockMemory block_memory(const Block& block, const Runtime& runtime, const Plan& plan) {
   const CallScratch scratch = call_scratch(block, runtime);
   BlockMemory out;
+  if (runtime.staged) out.staged = staged_rows(block, plan);
   std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none, carried = none;
   if (!block.inputs.empty()) mark(block, inputs, {block.inputs.front()});
   if (block.inputs.size() > 1) mark(block, carried, {block.inputs.begin() + 1, block.inputs.end()});
@@ -136,7 +138,7 @@ std::vector<std::string> verify(const Block& block) {
         if (next >= list.size()) { faults.push_back(fmt::format("{} {}: {} lacks its operand {}", block.name, pass, call_name(node), o.name)); break; }
         const Value& v = block.values[index(list[next])];
         std::int64_t elements = v.shape.elements();
-        const auto whole = [&](std::size_t at) { return block.whole.empty() ? list[at] : block.whole[index(list[at])]; };
+        const auto whole = [&](std::size_t at) { return whole_of(block, list[at]); };
         for (const std::size_t first = next++; next < list.size() && whole(first) != list[first] && whole(next) == whole(first); ++next) elements += block.values[index(list[next])].shape.elements();
         if (elements != o.shape.elements())
           faults.push_back(fmt::format("{} {}: {} {} has {} elements, its value {} has {}", block.name, pass, call_name(node), o.name, o.shape.elements(), v.name, elements));

@@ -19,6 +19,7 @@ struct SlotSharding {
   Bytes gathered{};                        ///< memory of the unsharded copies while the block runs (casts of trained weights included)
   Bytes dense_reduce{}, expert_reduce{};   ///< reduce-scatter inputs of trained gradients, unsharded
   Bytes host_fetch{};                      ///< frozen shards that come from host memory before each gather
+  Bytes staged{};                          ///< of the buffer that calls pass through (staging.hpp), for the gradients
   Bytes tensor_reduce{};                   ///< of these what tensor (or expert-tensor) ranks hold alike: summed first
   bool operator==(const SlotSharding&) const = default;
   [[nodiscard]] bool reduces() const { return dense_reduce.value + expert_reduce.value + tensor_reduce.value > 0; }

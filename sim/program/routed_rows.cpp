@@ -11,9 +11,6 @@ std::size_t index(std::int32_t id) { return static_cast<std::size_t>(id); }
 
 bool works_on_rows(const Op& op) { return ragged_rows(const_cast<Op&>(op)) != nullptr; }
 
-/// The value that `v` is a piece of (chunked_exchange); itself where nothing is cut.
-ValueId whole_of(const Block& block, ValueId v) { return block.whole.empty() ? v : block.whole[index(v)]; }
-
 class Finder {
  public:
   explicit Finder(const Block& block) : block_(block), follows_(block.values.size(), false) {}

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "core/checked.hpp"
-#include "sim/program/program.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
 namespace {
@@ -12,6 +12,11 @@ bool is_expert(const Weight& w) { return w.split == WeightSplit::expert || w.spl
 /// Ranks over which FSDP cuts a weight. Context ranks hold the same dense weights, so they join the dense shard group.
 std::int64_t shard_degree(const Weight& w, const Parallelism& p) {
   return is_expert(w) ? p.expert_shard : static_cast<std::int64_t>(p.dp_shard) * p.cp;
+}
+
+/// Ranks over which its gradient is summed.
+std::int64_t gradient_ranks(const Weight& w, const Parallelism& p) {
+  return is_expert(w) ? p.expert_data() : static_cast<std::int64_t>(p.dp()) * p.cp;
 }
 
 Bytes part(Bytes whole, std::int64_t degree) { return {ceil_div(whole.value, degree)}; }
@@ -65,8 +70,19 @@ StateBytes& StateBytes::operator+=(const StateBytes& o) {
   return *this;
 }
 
+Bytes staged_gradients(const std::vector<Weight>& weights, DType type, const Parallelism& p) {
+  Bytes most{};
+  for (const Weight& w : weights) {
+    if (!w.trained || (gradient_ranks(w, p) == 1 && alike_rows(w, p).empty())) continue;
+    const std::int64_t degree = shard_degree(w, p);
+    most = std::max(most, stored_bytes(type, {ceil_div(w.shape.elements(), degree) * degree}));
+  }
+  return most;
+}
+
 SlotSharding slot_sharding(const Block& block, const Problem& problem, const Plan& plan) {
   SlotSharding out;
+  if (problem.runtime.staged) out.staged = staged_gradients(block.weights, problem.runtime.reduce, plan.parallelism);
   for (const Weight& w : block.weights) {
     const std::int64_t degree = shard_degree(w, plan.parallelism);
     const Bytes whole = stored_bytes(w.dtype, w.shape);
@@ -77,8 +93,7 @@ SlotSharding slot_sharding(const Block& block, const Problem& problem, const Pla
     if ((degree > 1 && !problem.runtime.distributed_optimizer) || cast || fetched) out.gathered += whole;
     if (w.trained) {
       const Bytes gradient = stored_bytes(problem.runtime.reduce, w.shape);
-      const std::int64_t replicas = is_expert(w) ? plan.parallelism.expert_data() : plan.parallelism.dp() * plan.parallelism.cp;
-      if (replicas > 1) (is_expert(w) ? out.expert_reduce : out.dense_reduce) += gradient;
+      if (gradient_ranks(w, plan.parallelism) > 1) (is_expert(w) ? out.expert_reduce : out.dense_reduce) += gradient;
       for (const AlikeRows& alike : alike_rows(w, plan.parallelism)) out.tensor_reduce += stored_bytes(problem.runtime.reduce, {alike.elements});
     }
   }

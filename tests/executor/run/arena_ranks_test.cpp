@@ -1,0 +1,70 @@
+/// What a rank of many holds is what the planner said: the buffer that its calls to other ranks pass through, and its arena.
+
+#include <gtest/gtest.h>
+
+#include "sim/memory/memory.hpp"
+#include "tests/executor/run/many_ranks.hpp"
+
+namespace moeplan {
+namespace {
+
+using namespace test;
+
+constexpr const char *k3 = "kimi/kimi-k3.json", *qwen = "qwen/qwen3-30b-a3b.json", *deepseek = "deepseek/deepseek-v3.json";
+
+struct Held {
+  ParityCase parity;
+  std::int64_t chunks = 1;
+  std::int64_t replicas = 0;
+  std::int64_t buffer = 0;   ///< bytes of it where they can be counted by head
+  bool beside_alone = false;   ///< the arena has what the plan's walk does not count: padding, whole values of pieces, messages of stages and states
+};
+
+class ArenaOfRanks : public testing::TestWithParam<Held> {};
+
+TEST_P(ArenaOfRanks, HoldsThePlannedBytes) {
+  const auto& [c, chunks, replicas, buffer, beside_alone] = GetParam();
+  Problem p = problem(shrunk(shipped(c.file), c.layers), c.full ? full(c.length) : lora(c.length));
+  p.runtime.staged = true;
+  p.cluster.devices_per_node = 8;
+  Plan q = on_ranks(p, c.parallelism, c.micro_batches, c.recompute);
+  q.schedule = c.schedule;
+  q.experts.chunks = chunks;
+  q.experts.replicas = replicas;
+  if (replicas > 0) q.experts.placement = ExpertPlacement::balanced, p.load.distribution = ZipfLoad{.exponent = 1.0};
+  run_ranks(q.parallelism.world(), [&](Communicator& world) {
+    const auto backend = cpu_backend(CpuStorage::as_planned);
+    Trainer trainer(p, q, *backend, {.walk = {.routed_bound = 2}}, &world);
+    const MemoryBreakdown planned = memory(trainer.program(), p, q);
+    MemoryBreakdown held = trainer.memory();
+    EXPECT_EQ(held[MemoryCategory::communication].value, planned[MemoryCategory::communication].value);
+    EXPECT_EQ(trainer.walk().staged().value, planned[MemoryCategory::communication].value);
+    if (buffer > 0) {
+      EXPECT_EQ(planned[MemoryCategory::communication].value, buffer);
+    }
+    if (beside_alone) return;
+    held[MemoryCategory::allocator_reserve] = {};   // gaps of the layout
+    EXPECT_EQ(held.at_peak, planned.at_peak) << planned.peak_at << " | " << held.peak_at;
+  });
+}
+
+// By head: six tokens of three experts each are 18 rows of 32 bf16 on their way; twice the balanced share is 36 of them at the experts.
+INSTANTIATE_TEST_SUITE_P(
+    Plans, ArenaOfRanks,
+    testing::Values(Held{{"experts", qwen, false, {.ep = 4, .dp_replicate = 4}}, 1, 0, 36 * 32 * 2},
+                    Held{{"placed_experts", qwen, false, {.ep = 4, .dp_replicate = 4}}, 1, 4, 2 * 36 * 32 * 2},
+                    Held{{"pieces", qwen, false, {.ep = 4, .dp_replicate = 4}}, 2, 0, 4 * 36 * 32 * 2, true},
+                    Held{{"cut_experts", qwen, false, {.ep = 2, .etp = 2, .dp_replicate = 4}}},
+                    Held{{"whole_gradients", qwen, true, {.dp_replicate = 2}}, 1, 0, 4 * 8 * 20 * 32},
+                    Held{{"cut_gradients", qwen, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}, Recompute::full}},
+                    Held{{"adapters", k3, false, {.ep = 4, .dp_shard = 4}, Recompute::full, 2}, 1, 0, 0, true},
+                    Held{{"stages", k3, false, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::none, 3}, 1, 0, 0, true},
+                    Held{{"put_off", qwen, true, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::selective, 3, Schedule::zero_bubble}, 1, 0, 0, true},
+                    Held{{"stages_alone", deepseek, false, {.pp = 2}, Recompute::none, 2}},
+                    Held{{"tensor_ranks", qwen, true, {.tp = 2, .ep = 2, .dp_shard = 1}}},
+                    Held{{"a_ring", qwen, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}},
+                    Held{{"states", k3, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}, 1, 0, 0, true}),
+    [](const auto& each) { return std::string(each.param.parity.name); });
+
+}  // namespace
+}  // namespace moeplan
