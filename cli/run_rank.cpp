@@ -24,6 +24,9 @@
 namespace moeplan::cli {
 namespace {
 
+/// Words of a placement: a thousand layers of some thousand slots.
+constexpr std::int64_t kMostPlaced = std::int64_t{1} << 24;
+
 std::int64_t peak_resident() {
   struct rusage usage {};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -165,7 +168,7 @@ class RankRun {
       return;
     }
     std::vector<std::int64_t> placement = at.placement;
-    placement.resize(static_cast<std::size_t>(told({static_cast<std::int64_t>(placement.size())}).front()));
+    placement.resize(static_cast<std::size_t>(told({static_cast<std::int64_t>(placement.size())}, kMostPlaced).front()));
     const bool fits = trainer_.place(told(placement));
     if (first_ && !fits) s_.out.notes.emplace_back("experts begin where the plan's load puts them: the save had other expert ranks");
     hand_out_state();
@@ -186,10 +189,12 @@ class RankRun {
     return out;
   }
 
-  /// What rank 0 says.
-  std::vector<std::int64_t> told(std::vector<std::int64_t> words) {
+  /// What rank 0 says: numbers from 0 on, of a save and its steps.
+  std::vector<std::int64_t> told(std::vector<std::int64_t> words, std::int64_t most = std::int64_t{1} << 53) {
     if (!world_) return words;
     std::vector<std::int64_t> all = world_->gather_words(words);
+    std::fill(all.begin() + static_cast<std::ptrdiff_t>(words.size()), all.end(), 0);
+    require_counts(*world_, all, most, "what is in the save");
     all.resize(words.size());
     return all;
   }
@@ -198,6 +203,7 @@ class RankRun {
     if (!world_) return mine;
     const std::int64_t word = mine;
     const std::vector<std::int64_t> all = world_->gather_words(std::span(&word, 1));
+    require_counts(*world_, all, 64, "the number of a signal");
     return static_cast<int>(*std::max_element(all.begin(), all.end()));
   }
 

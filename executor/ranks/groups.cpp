@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "executor/rendezvous/rank_process.hpp"
 
 namespace moeplan {
 
@@ -87,6 +88,14 @@ std::vector<int> tensor_neighbours(const Problem& problem, const Plan& plan) {
           for (const AlikeRows& alike : alike_rows(w, plan.parallelism))
             if (alike.ranks < plan.parallelism.tp) out.insert(alike.ranks);
   return {out.begin(), out.end()};
+}
+
+void require_counts(const Communicator& group, std::span<const std::int64_t> all, std::int64_t most, const std::string& what) {
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (all[i] < 0 || all[i] > most) {
+      const int rank = group.world_ranks()[i / (all.size() / static_cast<std::size_t>(group.size()))];
+      throw RankBlamed(rank, fmt::format("rank {} sent {} as {}, which must be a number from 0 to {}", rank, all[i], what, most));
+    }
 }
 
 std::vector<double> sum_over_ranks(Communicator& world, std::span<const double> values) {

@@ -61,6 +61,10 @@ class RankGroups {
 /// How many consecutive tensor ranks hold some of a plan's weights alike, where it is neither one nor all of them.
 [[nodiscard]] std::vector<int> tensor_neighbours(const Problem& problem, const Plan& plan);
 
+/// `all`: equal parts in rank order, as ranks of the group said them. Throws RankBlamed about the first one that said a number below 0 or above `most`:
+/// what is said here is used as a size or a place.
+void require_counts(const Communicator& group, std::span<const std::int64_t> all, std::int64_t most, const std::string& what);
+
 /// Sums over the world's ranks, in rank order: the same bits on every rank.
 [[nodiscard]] std::vector<double> sum_over_ranks(Communicator& world, std::span<const double> values);
 [[nodiscard]] std::vector<std::int64_t> sum_over_ranks(Communicator& world, std::span<const std::int64_t> values);

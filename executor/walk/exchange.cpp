@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "executor/backend/convert.hpp"
+#include "executor/ranks/groups.hpp"
 
 namespace moeplan {
 namespace {
@@ -138,6 +139,7 @@ Routes routes_of(const std::vector<std::vector<RowRun>>& rows, std::size_t local
 Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_of_expert,
                        std::span<const std::int64_t> slots, std::int64_t chunks) {
   const std::vector<std::int64_t> all = group.gather_words(rows_of_expert);
+  require_counts(group, all, kMostRows, "the rows of its tokens for an expert");
   const std::size_t experts = rows_of_expert.size(), ranks = static_cast<std::size_t>(group.size()),
                     mine = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> in_order;
@@ -217,6 +219,7 @@ void clear_rest(const Exchange& by, const Routes& routes, const TensorView& to) 
 
 void exchange_neighbours(Communicator& group, Routes& routes) {
   routes.of_neighbours = group.gather_words(routes.rows_of_expert);
+  require_counts(group, routes.of_neighbours, kMostRows, "the rows of an expert");
   routes.rows_in_calls.assign(static_cast<std::size_t>(routes.local_experts), 0);
   for (std::size_t i = 0; i < routes.of_neighbours.size(); ++i)
     routes.rows_in_calls[i % routes.rows_in_calls.size()] += routes.of_neighbours[i];

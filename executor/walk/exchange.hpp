@@ -42,6 +42,9 @@ struct Routes {
   [[nodiscard]] std::int64_t received_rows() const;
 };
 
+/// Rows that a rank may say it has: numbers of rows are i32.
+inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+
 /// Tells the group how many rows of this rank's tokens each of the experts (all of the layer's) is to get, and learns
 /// the same of the others. `slots`: the expert of each slot, rank by rank; empty: in their order.
 /// `chunks`: pieces into which each rank's rows of each expert are cut evenly.

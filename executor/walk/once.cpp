@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "executor/backend/convert.hpp"
+#include "executor/ranks/groups.hpp"
 #include "executor/rendezvous/rank_process.hpp"
 
 namespace moeplan {
@@ -182,6 +183,7 @@ void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, s
       }
     }
     const std::vector<std::int64_t> all = group->gather_words(hop.sent);
+    require_counts(*group, all, kMostRows, "the tokens that it sends to a rank");
     hop.received.clear();
     for (std::int64_t r = 0; r < ranks; ++r) hop.received.push_back(all[index(r * ranks + group->rank())]);
     hop.rows = {.sent = sum(hop.sent), .received = sum(hop.received), .own = hop.sent[index(group->rank())]};

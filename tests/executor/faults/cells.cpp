@@ -15,7 +15,8 @@ std::vector<Point> points(const std::string& phase, bool nan, const std::string&
     if (phase == "forward dispatch") return {{false, all_to_all, 2}, {true, all_to_all, 2}, {false, all_to_all, 4}, {true, all_to_all, 4}, {false, all_to_all, 6}};
     if (phase == "backward reduce") return {{false, copy, 1, "*rsi"}, {true, copy, 1, "*rsi"}, {false, copy, 3, "*rsi"}, {true, copy, 3, "*rsi"}, {false, copy, 5, "*rsi"}};
     if (phase == "optimizer") return {{false, write, 1, "rdx"}, {true, write, 1, "rdx"}, {false, write, 2, "rdx"}, {true, write, 3, "rdx"}};
-    if (phase == "save") return {{false, words, 2}, {true, words, 2}, {false, words, 5}, {true, words, 4}};
+    // Parts of tensors; `gather_words` returns a vector, so its object is in rsi. The first call has one word: whether all is finite.
+    if (phase == "save") return {{false, words, 2, "rdx"}, {true, words, 2, "rdx"}, {false, words, 5, "rdx"}, {true, words, 4, "rdx"}};
     if (phase == "load") return {{false, write, 1, "rdx"}, {true, reduce, 1}, {false, write, 4, "rdx"}, {true, reduce, 4}};
     return {{false, barrier, 1, "*rsi:2"}};
   }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "executor/rendezvous/rank_process.hpp"
 #include "executor/walk/pieces.hpp"
 #include "tests/executor/run/many_ranks.hpp"
 
@@ -51,6 +52,21 @@ INSTANTIATE_TEST_SUITE_P(
                                2},
                     PiecesCase{{"over_tensor_ranks", qwen, true, {.tp = 2, .ep = 4, .dp_shard = 2}}, 2}),
     [](const auto& each) { return std::string(each.param.parity.name); });
+
+TEST(PiecesOfRoutes, ARankThatSaysNoNumberOfRowsIsNamed) {
+  run_ranks(3, [](Communicator& c) {
+    for (const std::int64_t wrong : {std::int64_t{-1}, std::int64_t{0x7fc07fc07fc07fc0}}) {
+      const std::vector<std::int64_t> rows{2, c.rank() == 1 ? wrong : 1, 0};
+      try {
+        (void)exchange_counts(c, rows);
+        ADD_FAILURE() << "it was taken for a size";
+      } catch (const RankBlamed& e) {
+        EXPECT_EQ(e.culprit(), 1);
+        EXPECT_NE(std::string(e.what()).find("rank 1 sent " + std::to_string(wrong) + " as the rows of its tokens for an expert"), std::string::npos) << e.what();
+      }
+    }
+  });
+}
 
 TEST(PiecesOfRoutes, AddUpToTheWhole) {
   run_ranks(2, [](Communicator& c) {
