@@ -80,6 +80,21 @@ Json communication_json(Trainer& trainer) {
   return out;
 }
 
+/// Calls between ranks that others' computing may hide, in the step that was timed.
+Json overlap_json(const Overlaps& overlaps) {
+  Json out = Json::object();
+  for (const auto& [name, of] : {std::pair{"exchange", overlaps.exchange}, std::pair{"gather", overlaps.gather}})
+    if (of.seconds > 0) out[name] = {{"seconds", of.seconds}, {"waited_s", of.waited}, {"hidden", of.hidden()}};
+  return out;
+}
+std::string overlap_text(const Overlaps& overlaps) {
+  std::string out;
+  for (const auto& [name, of] : {std::pair{"rows to experts and back", overlaps.exchange}, std::pair{"weights gathered", overlaps.gather}})
+    if (of.seconds > 0)
+      out += fmt::format("{}: {} on their way, {} of it waited for: {} hidden under computing\n", name, duration({of.seconds}), duration({of.waited}), percent(of.hidden()));
+  return out.empty() ? out : out + "\n";
+}
+
 void say_now(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
@@ -270,6 +285,7 @@ class RankRun {
       file["predicted_memory"] = memory_json(s_.predicted);
       file["ranks"] = plan_.parallelism.world();
       if (world_) file["communication"] = communication_json(trainer_);
+      if (world_ && !s_.slice) file["overlap"] = overlap_json(trainer_.walk().overlaps());
       if (s_.slice) file["rank_slice"] = slice_json(*s_.slice);
       file["steps"] = steps_;
       file["provenance"] = provenance(o_, s_.context, opened_.device);
@@ -279,6 +295,7 @@ class RankRun {
     if (s_.context.json) return;
     s_.out.text = "\n";
     if (s_.slice) s_.out.text += slice_text(*s_.slice, median_of(&computing_of), median_of(&copies_of)) + "\n";
+    if (world_ && !s_.slice) s_.out.text += overlap_text(trainer_.walk().overlaps());
     s_.out.text += memory_text(s_.context, s_.predicted, measured);
   }
 

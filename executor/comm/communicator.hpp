@@ -134,8 +134,10 @@ class Communicator {
   virtual void end_together() {}
   /// What is issued from here on comes after what `queue` (a cudaStream_t) has now. False where nothing is queued: the caller waits itself.
   [[nodiscard]] virtual bool follow(void* queue);
-  /// A point behind what is issued until now; null where nothing is queued.
-  [[nodiscard]] virtual std::shared_ptr<void> mark() { return nullptr; }
+  /// A point behind what is issued until now; null where nothing is queued. `timed`: `seconds_between` can be asked for it.
+  [[nodiscard]] virtual std::shared_ptr<void> mark(bool /*timed*/ = false) { return nullptr; }
+  /// Of two timed points that the queue has passed.
+  [[nodiscard]] virtual double seconds_between(const std::shared_ptr<void>& from, const std::shared_ptr<void>& to);
   /// What `queue` gets from here on comes after `point`.
   virtual void lead(void* queue, const std::shared_ptr<void>& point);
   /// Compares what all ranks issued since the start. Throws `mismatch` naming the first call that differs and two ranks that differ.

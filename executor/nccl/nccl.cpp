@@ -88,13 +88,18 @@ class Nccl final : public Communicator {
     cuda(call, cudaStreamWaitEvent(stream(), event_, 0), "cudaStreamWaitEvent");
     return true;
   }
-  std::shared_ptr<void> mark() override {
+  std::shared_ptr<void> mark(bool timed) override {
     const Call call{.kind = CommKind::wait};
     cudaEvent_t event = nullptr;
-    cuda(call, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    cuda(call, cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming), "cudaEventCreate");
     std::shared_ptr<void> point(event, [](void* e) { cudaEventDestroy(static_cast<cudaEvent_t>(e)); });
     cuda(call, cudaEventRecord(event, stream()), "cudaEventRecord");
     return point;
+  }
+  double seconds_between(const std::shared_ptr<void>& from, const std::shared_ptr<void>& to) override {
+    float milliseconds = 0;
+    cuda({.kind = CommKind::wait}, cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(from.get()), static_cast<cudaEvent_t>(to.get())), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e-3;
   }
   void lead(void* queue, const std::shared_ptr<void>& point) override {
     cuda({.kind = CommKind::wait}, cudaStreamWaitEvent(static_cast<cudaStream_t>(queue), static_cast<cudaEvent_t>(point.get()), 0), "cudaStreamWaitEvent");

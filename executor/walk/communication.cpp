@@ -103,13 +103,13 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
   const bool neighbours = comm.group == Group::expert_tensor;
   if (forward && routed.piece <= 0 && (dispatch || (neighbours && comm.collective == Collective::all_gather)))
     learn_routes(i, n, routed.ordinal, place, to, state);
-  Exchange by{group, backend_, staging_.get()};
+  Exchange by{group, backend_, staging_.get(), static_cast<bool>(clock_)};
   const Routes& all = routes.at(routed.ordinal);
   if (neighbours) {
     comm.collective == Collective::all_gather ? gather_neighbours(by, all, from, to)
                                               : sum_neighbours(by, all, from, to);
   } else if (routed.piece < 0) {
-    (dispatch ? dispatch_rows(by, all, from, to) : combine_rows(by, all, from, to))();
+    land({&i, &n, -1, -1, dispatch ? dispatch_rows(by, all, from, to) : combine_rows(by, all, from, to)});
     if (!dispatch) clear_rest(by, all, to);
   } else {
     // Each piece has its own part of the scratch, and the way back the second half: what is under way is left alone.
@@ -123,32 +123,13 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
     const ValueId whole = whole_of(block_of(i.slot), n.writes.front());
     std::erase_if(in_flight_, [&](InFlight& each) {
       if (each.value == whole || std::get<CommCall>(each.node->call).collective != comm.collective) return false;
-      each.land();
-      if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
+      land(each);
       return true;
     });
     in_flight_.push_back({&i, &n, whole, routed.piece,
                           dispatch ? dispatch_rows(by, part, from, to) : combine_rows(by, part, from, to)});
   }
   tell(forward ? "forward" : "backward");
-}
-
-/// Puts down the rows that a call reads; all of them before a pass ends.
-void Walk::land(const Block& block, const BlockNode* reader) {
-  std::vector<InFlight> later;
-  for (InFlight& each : in_flight_) {
-    const bool now = !reader || std::any_of(reader->reads.begin(), reader->reads.end(), [&](ValueId v) {
-      return whole_of(block, v) == each.value && (piece_of(block, v) < 0 || piece_of(block, v) == each.piece);
-    });
-    if (!now) {
-      later.push_back(std::move(each));
-      continue;
-    }
-    // What is waited for here was not hidden: the timeline shows it as communication.
-    each.land();
-    if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
-  }
-  in_flight_ = std::move(later);
 }
 
 /// A view without its first `row` rows.
@@ -186,22 +167,13 @@ void Walk::gather_weights(std::int32_t slot, std::int32_t buffer) {
   for (const Group group : {Group::data_shard, Group::expert_data_shard}) {
     if (std::none_of(parts.begin(), parts.end(), [&](const Part& p) { return p.group == group; })) continue;
     Communicator& c = ranks_->need(group);
-    after_compute(c, backend_);
-    c.begin_together();
-    for (const Part& p : parts)
-      if (p.group == group) c.all_gather(p.mine, p.whole, p.count, p.wire.dtype);
-    c.end_together();
-    if (auto point = c.mark())
-      arriving_[index(slot)].emplace_back(&c, std::move(point));
-    else
-      c.wait();
+    arriving_[index(slot)].push_back(issue(c, backend_, static_cast<bool>(clock_), [&] {
+      c.begin_together();
+      for (const Part& p : parts)
+        if (p.group == group) c.all_gather(p.mine, p.whole, p.count, p.wire.dtype);
+      c.end_together();
+    }));
   }
-}
-
-/// What runs from here on has the slot's gathered weights.
-void Walk::await_weights(std::int32_t slot) {
-  for (const auto& [group, point] : arriving_[index(slot)]) group->lead(backend_.queue(), point);
-  arriving_[index(slot)].clear();
 }
 
 /// Whether a trained weight's gradient crosses the network.

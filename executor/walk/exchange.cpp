@@ -1,6 +1,7 @@
 #include "executor/walk/exchange.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
 
@@ -170,16 +171,19 @@ Routes exchange_counts(Communicator& group, std::span<const std::int64_t> rows_o
   return out;
 }
 
-namespace {
-
-/// What is issued on the group is done once this has run, for the backend's queue or for the host.
-Landing arrival(const Exchange& by) {
-  if (auto point = by.group.mark())
-    return [&group = by.group, &backend = by.backend, point = std::move(point)] { group.lead(backend.queue(), point); };
-  return [&group = by.group] { group.wait(); };
+void UnderWay::await(Backend& backend) const {
+  there ? group->lead(backend.queue(), there) : group->wait();
 }
 
-}  // namespace
+UnderWay issue(Communicator& group, Backend& backend, bool timed, const std::function<void()>& calls) {
+  after_compute(group, backend);
+  UnderWay out{.group = &group, .begun = timed ? group.mark(true) : nullptr, .there = {}};
+  const auto start = std::chrono::steady_clock::now();
+  calls();
+  out.blocked = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  out.there = group.mark(timed);
+  return out;
+}
 
 Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
   const Rows in = rows_of(from), out = rows_of(to), scratch{by.scratch, out.dtype, out.width};
@@ -188,13 +192,11 @@ Landing dispatch_rows(const Exchange& by, const Routes& routes, const TensorView
   const Rows sent = as_they_lie ? in : scratch,
              arrived = as_they_lie ? scratch : Rows{scratch.at(routes.sent_rows(), 0).data, out.dtype, out.width};
   if (!as_they_lie) by.backend.copy_rows(sent.at(0, routes.sent_rows()), from, routes.pieces, true);
-  after_compute(by.group, by.backend);
-  by.group.all_to_all(sent.data, scaled(routes.sent, in.width * wire.per_element), arrived.data,
-                      scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
-  return [by, &routes, out, arrived, there = arrival(by)] {
-    there();
-    reorder(by, routes.received, routes.local_experts, out, arrived, true);
-  };
+  UnderWay way = issue(by.group, by.backend, by.timed, [&] {
+    by.group.all_to_all(sent.data, scaled(routes.sent, in.width * wire.per_element), arrived.data,
+                        scaled(received_by_rank(routes), in.width * wire.per_element), wire.dtype);
+  });
+  return {std::move(way), [by, &routes, out, arrived] { reorder(by, routes.received, routes.local_experts, out, arrived, true); }};
 }
 
 Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView& from, const TensorView& to) {
@@ -202,13 +204,13 @@ Landing combine_rows(const Exchange& by, const Routes& routes, const TensorView&
   const Wire wire = wire_of(in.dtype);
   reorder(by, routes.received, routes.local_experts, in, scratch, false);
   const Rows back = routes.pieces.empty() ? out : Rows{scratch.at(routes.received_rows(), 0).data, in.dtype, in.width};
-  after_compute(by.group, by.backend);
-  by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), back.data,
-                      scaled(routes.sent, in.width * wire.per_element), wire.dtype);
-  return [by, &routes, out, back, there = arrival(by)] {
-    there();
-    if (!routes.pieces.empty()) by.backend.copy_rows(back.at(0, routes.sent_rows()), out.at(0, 0), routes.pieces, false);
-  };
+  UnderWay way = issue(by.group, by.backend, by.timed, [&] {
+    by.group.all_to_all(scratch.data, scaled(received_by_rank(routes), in.width * wire.per_element), back.data,
+                        scaled(routes.sent, in.width * wire.per_element), wire.dtype);
+  });
+  return {std::move(way), [by, &routes, out, back] {
+            if (!routes.pieces.empty()) by.backend.copy_rows(back.at(0, routes.sent_rows()), out.at(0, 0), routes.pieces, false);
+          }};
 }
 
 void clear_rest(const Exchange& by, const Routes& routes, const TensorView& to) {

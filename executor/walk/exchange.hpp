@@ -72,11 +72,28 @@ struct Exchange {
   Communicator& group;
   Backend& backend;
   std::byte* scratch;
+  bool timed = false;   ///< how long it is under way will be asked
 };
 
-/// The rest of an exchange that is under way, for when its rows are needed: waits for them (a device's queue does, where there is one) and puts
-/// them where they belong.
-using Landing = std::function<void()>;
+/// Calls on a group between two points of its queue.
+struct UnderWay {
+  Communicator* group = nullptr;
+  std::shared_ptr<void> begun, there;   ///< null where nothing is queued: it is over
+  double blocked = 0;                   ///< s, of the host in the calls
+  /// What the backend gets from here on comes after them.
+  void await(Backend& backend) const;
+  /// From begin to end, once both are passed.
+  [[nodiscard]] double seconds() const { return begun ? group->seconds_between(begun, there) : blocked; }
+};
+/// Issues `calls` on the group, behind what the backend has queued.
+[[nodiscard]] UnderWay issue(Communicator& group, Backend& backend, bool timed, const std::function<void()>& calls);
+
+/// The rest of an exchange that is under way, for when its rows are needed: they are waited for (by a device's queue, where there is one), then put
+/// where they belong.
+struct Landing {
+  UnderWay way;
+  std::function<void()> place;
+};
 
 /// `from` [sent rows, width], by expert -> `to` [received rows, width], by local expert. Both may be longer; the rest
 /// stays as it is. Of a piece: the whole's `from` and the piece's `to`.

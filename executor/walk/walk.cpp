@@ -201,21 +201,6 @@ void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed,
   if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
 }
 
-/// From here on the time is that of calls; what came before is not.
-void Walk::begin_clock() {
-  if (clock_) timed_.emplace_back(nullptr, nullptr), backend_.stamp();
-}
-
-/// One stamp behind each call; one before the first of a pass.
-void Walk::tell_clock() {
-  if (!clock_) return;
-  const std::vector<double> at = backend_.stamps();
-  for (std::size_t c = 0; c < timed_.size(); ++c)
-    if (timed_[c].first) clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[c - 1], clocked_ + at[c]);
-  if (!at.empty()) clocked_ += at.back();
-  timed_.clear();
-}
-
 namespace {
 double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -3,6 +3,7 @@
 /// parameters, the arithmetic from the backend, what other ranks have from the communicators. What is data rather than
 /// program is decided here: token counts of ragged calls, packed sequences, drops.
 
+#include <algorithm>
 #include <concepts>
 #include <functional>
 
@@ -60,6 +61,15 @@ struct RoutesOf {
   Routes routes;
 };
 
+/// Calls between ranks: how long they were under way, and of that what this rank's computing waited for.
+struct Overlap {
+  double seconds = 0, waited = 0;
+  [[nodiscard]] double hidden() const { return seconds > 0 ? std::max(0.0, 1 - waited / seconds) : 0; }   ///< share
+};
+struct Overlaps {
+  Overlap exchange, gather;   ///< rows to experts and back; weights
+};
+
 struct MicroBatchResult {
   float loss = 0;                      ///< mean over its labels; 0 on a stage without the head
   std::vector<RoutingReport> routing;  ///< of this stage's routers
@@ -98,6 +108,8 @@ class Walk {
   [[nodiscard]] std::optional<bool> gave_finite();
   void observe(Observer observer) { observer_ = std::move(observer); }
   void time(Clock clock) { clock_ = std::move(clock); }
+  /// Of the steps that were timed.
+  [[nodiscard]] const Overlaps& overlaps() const { return overlaps_; }
   /// Of a rank alone: spent since the start in what stands for communication, in which nothing else ran.
   [[nodiscard]] double communication_seconds() const { return communication_seconds_; }
 
@@ -174,7 +186,10 @@ class Walk {
   void find_ways();
   void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                      TensorView from, TensorView to, MicroBatchState& state);
+  struct InFlight;
   void land(const Block& block, const BlockNode* reader);
+  void land(const InFlight& each);
+  void await(UnderWay way, Overlap& of, const Instance* instance, const BlockNode* node);
   [[nodiscard]] static TensorView from_row(TensorView view, std::int64_t row);
   [[nodiscard]] bool is_cut(std::int32_t slot, ValueId v) const;
   [[nodiscard]] std::vector<std::int32_t> of_part(std::vector<std::int32_t> ids) const;
@@ -279,7 +294,7 @@ class Walk {
     const BlockNode* node = nullptr;
     ValueId value = -1;
     std::int32_t piece = -1;
-    Landing land;
+    Landing landing;
   };
   std::vector<InFlight> in_flight_;
   /// The ways of tokens that go once to each rank, and how many expert ranks one rank of each stands for.
@@ -294,8 +309,7 @@ class Walk {
   std::map<std::tuple<const std::vector<std::int32_t>*, std::int64_t, std::int64_t>, std::vector<std::int32_t>>
       slices_;  ///< columns of parts of tensors, by those of the tensor, first and count
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
-  std::vector<std::vector<std::pair<Communicator*, std::shared_ptr<void>>>>
-      arriving_;  ///< per slot: behind which points its weights are there
+  std::vector<std::vector<UnderWay>> arriving_;  ///< per slot: the gathers of its weights
   std::vector<MicroBatchState> lanes_;
   OutsideLayout outside_;
   std::vector<RouterAt> routers_;
@@ -315,6 +329,14 @@ class Walk {
   Observer observer_;
   Clock clock_;
   std::vector<std::pair<const Instance*, const BlockNode*>> timed_;
+  /// Calls between ranks of a timed step, and at which stamp they had been waited for.
+  struct Awaited {
+    UnderWay way;
+    Overlap* of;
+    std::size_t stamp;
+  };
+  std::vector<Awaited> awaited_;
+  Overlaps overlaps_;
   double clocked_ = 0;  ///< seconds of the micro-batches before
   double communication_seconds_ = 0;
 };

@@ -53,6 +53,32 @@ INSTANTIATE_TEST_SUITE_P(
                     PiecesCase{{"over_tensor_ranks", qwen, true, {.tp = 2, .ep = 4, .dp_shard = 2}}, 2}),
     [](const auto& each) { return std::string(each.param.parity.name); });
 
+TEST(PiecesUnderWay, BlockWhereNothingIsQueuedAndAreAllWaitedFor) {
+  Problem p = problem(shrunk(shipped(qwen), 2), lora(6));
+  for (const std::int64_t chunks : {1, 3}) {
+    Plan q = on_ranks(p, {.ep = 2, .dp_shard = 2}, 1);
+    q.experts.chunks = chunks;
+    const auto batches = data(p, 1, 2);
+    run_ranks(2, [&](Communicator& world) {
+      const auto backend = cpu_backend(CpuStorage::as_planned);
+      Trainer trainer(p, q, *backend, {.walk = {.routed_bound = 2}}, &world);
+      randomise(trainer.parameters(), 1, p.model, *backend);
+      double communication = 0;
+      trainer.walk().time([&](const Instance&, const BlockNode& n, double begin, double end) {
+        if (std::holds_alternative<CommCall>(n.call)) communication += end - begin;
+      });
+      (void)trainer.step({batches[0][static_cast<std::size_t>(world.rank())]});
+      const Overlaps& seen = trainer.walk().overlaps();
+      for (const Overlap& of : {seen.exchange, seen.gather}) {
+        EXPECT_GT(of.seconds, 0);
+        EXPECT_EQ(of.waited, of.seconds);
+        EXPECT_EQ(of.hidden(), 0);
+      }
+      EXPECT_GE(communication, seen.exchange.seconds) << "the timeline has the exchanges too";
+    });
+  }
+}
+
 TEST(PiecesOfRoutes, ARankThatSaysNoNumberOfRowsIsNamed) {
   run_ranks(3, [](Communicator& c) {
     for (const std::int64_t wrong : {std::int64_t{-1}, std::int64_t{0x7fc07fc07fc07fc0}}) {

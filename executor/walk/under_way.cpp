@@ -1,0 +1,64 @@
+/// What is under way between ranks while others compute: when it is waited for, and how much of it was hidden.
+
+#include <algorithm>
+
+#include "executor/walk/pieces.hpp"
+#include "executor/walk/walk.hpp"
+
+namespace moeplan {
+
+/// From here on the time is that of calls; what came before is not.
+void Walk::begin_clock() {
+  if (clock_) timed_.emplace_back(nullptr, nullptr), backend_.stamp();
+}
+
+/// One stamp behind each call; one before the first of a pass.
+void Walk::tell_clock() {
+  if (!clock_) return;
+  const std::vector<double> at = backend_.stamps();
+  for (std::size_t c = 0; c < timed_.size(); ++c)
+    if (timed_[c].first) clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[c - 1], clocked_ + at[c]);
+  for (const Awaited& a : awaited_) {
+    a.of->seconds += a.way.seconds();
+    a.of->waited += a.way.begun ? at[a.stamp] - at[a.stamp - 1] : a.way.blocked;
+  }
+  if (!at.empty()) clocked_ += at.back();
+  timed_.clear(), awaited_.clear();
+}
+
+/// The backend's queue has what is under way. What it waited for here was not hidden.
+void Walk::await(UnderWay way, Overlap& of, const Instance* instance, const BlockNode* node) {
+  way.await(backend_);
+  if (!clock_) return;
+  timed_.emplace_back(instance, node), backend_.stamp();
+  awaited_.push_back({std::move(way), &of, timed_.size() - 1});
+}
+
+/// Puts down the rows that a call reads; all of them before a pass ends.
+void Walk::land(const Block& block, const BlockNode* reader) {
+  std::vector<InFlight> later;
+  for (InFlight& each : in_flight_) {
+    const bool now = !reader || std::any_of(reader->reads.begin(), reader->reads.end(), [&](ValueId v) {
+      return whole_of(block, v) == each.value && (piece_of(block, v) < 0 || piece_of(block, v) == each.piece);
+    });
+    now ? land(each) : later.push_back(std::move(each));
+  }
+  in_flight_ = std::move(later);
+}
+
+void Walk::land(const InFlight& each) {
+  await(each.landing.way, overlaps_.exchange, each.instance, each.node);
+  each.landing.place();
+  if (clock_) timed_.emplace_back(each.instance, each.node), backend_.stamp();
+}
+
+/// What runs from here on has the slot's gathered weights.
+void Walk::await_weights(std::int32_t slot) {
+  for (UnderWay& way : arriving_[index(slot)]) {
+    if (way.there) begin_clock();
+    await(std::move(way), overlaps_.gather, nullptr, nullptr);
+  }
+  arriving_[index(slot)].clear();
+}
+
+}  // namespace moeplan
