@@ -11,6 +11,7 @@
 #include "cli/run_launch.hpp"
 #include "cli/run_rank.hpp"
 #include "core/error.hpp"
+#include "executor/ranks/moves.hpp"
 #include "executor/ranks/runnable.hpp"
 #include "executor/ranks/team.hpp"
 #include "sim/memory/memory.hpp"
@@ -117,6 +118,8 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   priced.runtime.staged = true;
   MemoryBreakdown predicted = memory(program, priced, loaded.plan);
   predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
+  predicted[MemoryCategory::communication] += rooms_for_once(program, problem, loaded.plan, [&](DType t) { return opened.backend->held(t); });
+  predicted[MemoryCategory::communication] += moving_room(program, problem, loaded.plan, *opened.backend, options.resume || options.train.walk.rebalance_every > 0);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);
   if (options.resume && options.checkpoint.empty()) throw InputError("--resume", "needs --checkpoint DIR");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "core/checked.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
 #include "executor/walk/exchange.hpp"
@@ -161,6 +162,22 @@ bool moves(const Parameter& p, const ExpertSlots& to) {
 }
 
 }  // namespace
+
+Bytes moving_room(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend, bool moves) {
+  std::int64_t most = 0;
+  if (!places_experts(plan)) return {};
+  const std::int64_t shards = plan.parallelism.expert_shard;
+  for (const Block& b : program.blocks)
+    for (WeightId id = 0; id < static_cast<WeightId>(b.weights.size()); ++id) {
+      const Weight& w = b.weights[index(id)];
+      if (!is_expert(w.split)) continue;
+      // Words of a tensor as it is held, and of its moments; gradients of all copies where their first slots are on one rank.
+      const std::int64_t floats = 4 * ceil_div(w.shape.elements(), shards), words = ceil_div(held_bytes(b, id, problem, backend, shards).value, 4) * 4;
+      if (moves) most = std::max({most, words, w.trained ? floats : 0});
+      if (w.trained) most = std::max(most, 4 * plan.experts.replicas * (w.shape.elements() / w.shape[0]));
+    }
+  return {most};
+}
 
 CommCounter moving_volume(const Parameters& parameters, const RankPlace& place, const ExpertSlots& to) {
   CommCounter out;

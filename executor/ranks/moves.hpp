@@ -18,6 +18,9 @@ struct MovingRoom {
   Bytes bytes{};
 };
 
+/// The most that it takes in a run of this program. `moves`: experts may be placed anew; gradients of copies pass through it in any case.
+[[nodiscard]] Bytes moving_room(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend, bool moves);
+
 /// What `move_experts` makes this rank put on the network: send_receive over the stage.
 [[nodiscard]] CommCounter moving_volume(const Parameters& parameters, const RankPlace& place, const ExpertSlots& to);
 /// Brings frozen weights as they are held, trained ones and their moments (not gradients) to where `to` has them,

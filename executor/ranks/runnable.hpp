@@ -20,6 +20,9 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
 /// Makes the exchanges of a program those of tokens that go once, if they do.
 void exchange_once(Program& program, const Problem& problem, const Plan& plan, const WalkOptions& options);
 
+/// The most that tokens that go once take beside the arena while they are on their way; `program` is that of `exchange_once`.
+[[nodiscard]] Bytes rooms_for_once(const Program& program, const Problem& problem, const Plan& plan, const HeldType& held);
+
 /// The program of a rank with ragged buffers of the run's bound: `options.routed_bound`, but never more than all rows
 /// of the expert group.
 [[nodiscard]] Program lower_for_run(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank);

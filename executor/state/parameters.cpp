@@ -51,6 +51,13 @@ WeightForm held_frozen(const Block& block, WeightId id, const ModelSpec& model, 
   return read.value_or(plain);
 }
 
+/// How the backend holds a weight that so many data ranks share.
+WeightForm held_form(const Block& block, WeightId id, const Problem& problem, const Backend& backend, std::int64_t shards) {
+  const Weight& w = block.weights[static_cast<std::size_t>(id)];
+  if (!w.trained) return held_frozen(block, id, problem.model, backend, has_whole_matrices(w, shards));
+  return {backend.held(w.adapter ? problem.runtime.adapter : problem.runtime.master_weights ? DType::f32 : DType::bf16)};
+}
+
 Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) {
   const bool inner = layer >= 0 && layer < static_cast<std::int32_t>(model.layers.size());
   const auto full = [&](const std::string& ours) {
@@ -96,11 +103,8 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
         index_.back().push_back(it->second);
         continue;
       }
-      const DType master = w.adapter                        ? problem.runtime.adapter
-                           : problem.runtime.master_weights ? DType::f32
-                                                            : DType::bf16;
       p.shards = place.size(shard_group(p.split));
-      const WeightForm form = w.trained ? WeightForm{backend.held(master)} : held_frozen(block, id, problem.model, backend, has_whole_matrices(w, p.shards));
+      const WeightForm form = held_form(block, id, problem, backend, p.shards);
       p.held = form.dtype, p.arranged = form.arranged;
       p.alike = alike_rows(w, place.parallelism);
       p.silent = p.split == WeightSplit::first && place.index(Group::tensor) > 0;
@@ -184,6 +188,11 @@ void Parameters::allocate(Backend& backend, Keep keep) {
   }
 }
 
+Bytes held_bytes(const Block& block, WeightId id, const Problem& problem, const Backend& backend, std::int64_t shards) {
+  const Shape& whole = block.weights[static_cast<std::size_t>(id)].shape;
+  return stored_bytes(held_form(block, id, problem, backend, shards).dtype, shards == 1 ? whole : Shape{ceil_div(whole.elements(), shards)});
+}
+
 Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend) {
   const RankPlace place{.rank = 0, .parallelism = parallelism};
   Bytes out{};
@@ -193,8 +202,7 @@ Bytes held_beyond_plan(const Program& program, const Problem& problem, const Par
       const Weight& w = block.weights[static_cast<std::size_t>(id)];
       if (w.trained || w.sources.empty() || plain_bytes(w.dtype) != 0) continue;
       const std::int64_t shards = place.size(shard_group(w.split));
-      const Shape mine = shards == 1 ? w.shape : Shape{ceil_div(w.shape.elements(), shards)};
-      out += stored_bytes(held_frozen(block, id, problem.model, backend, has_whole_matrices(w, shards)).dtype, mine) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
+      out += held_bytes(block, id, problem, backend, shards) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
     }
   }
   return out;

@@ -95,6 +95,9 @@ class Parameters {
   StateBytes bytes_;
 };
 
+/// A weight of a block as a rank holds it that shares it with so many data ranks.
+[[nodiscard]] Bytes held_bytes(const Block& block, WeightId id, const Problem& problem, const Backend& backend, std::int64_t shards);
+
 /// Bytes by which frozen weights take more on a rank than stored as the plan wants them: block-quantised ones that the
 /// backend holds in bf16, for want of a kernel or because ranks share them.
 [[nodiscard]] Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend);

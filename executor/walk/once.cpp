@@ -16,11 +16,14 @@ namespace {
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t sum(const std::vector<std::int64_t>& v) { return std::accumulate(v.begin(), v.end(), std::int64_t{0}); }
 
+/// With an eighth to spare: what is needed follows the routing, and a device allocates slowly.
+std::int64_t spared(std::int64_t bytes) { return std::max<std::int64_t>(256, bytes) * 9 / 8; }
+
 TensorView in(Room& room, DType type, const Shape& shape, Backend& backend) {
-  const std::int64_t bytes = std::max<std::int64_t>(256, plain_bytes(type) * shape.elements());
-  if (room.bytes < bytes) {   // with an eighth to spare: what is needed follows the routing, and a device allocates slowly
+  const std::int64_t bytes = plain_bytes(type) * shape.elements();
+  if (room.bytes == 0 || room.bytes < bytes) {
     room.memory.reset();
-    room.bytes = bytes + bytes / 8;
+    room.bytes = spared(bytes);
     room.memory = backend.allocate({room.bytes}, "tokens on their way to experts");
   }
   return {room.memory.get(), type, shape};
@@ -143,6 +146,29 @@ op::Permute local_permute(const OnceRoutes& r, std::int64_t width) {
 }
 
 }  // namespace
+
+OnceBytes most_bytes(const OnceShape& of) {
+  OnceBytes out;
+  const std::int64_t row = plain_bytes(of.type) * of.width, word = 4;
+  std::int64_t here = of.tokens, node = 1;
+  for (std::size_t h = 1; h < of.ranks.size(); ++h) node *= of.ranks[h];
+  for (std::size_t h = 0; h < of.ranks.size(); ++h) {
+    // Each token that comes has a copy on this rank, or on another one of its node.
+    const std::int64_t top = std::min(of.top_k, of.ranks[h]), sent = here * top,
+                       received = std::min(here * of.ranks[h], h + 1 < of.ranks.size() ? node * of.rows : of.rows);
+    out.there = std::max(out.there, sent * row);
+    out.back = std::max({out.back, received * row, h > 0 ? here * row : 0});
+    out.words = std::max(out.words, (sent + received) * 2 * of.top_k * word);
+    out.kept += 2 * spared(sent * word);
+    here = received;
+  }
+  const std::int64_t copies = here * std::min(of.top_k, of.slots);
+  out.copies = 2 * copies * row;
+  out.words = std::max(out.words, copies * word);
+  out.kept += 3 * spared(copies * word);
+  for (std::int64_t* room : {&out.there, &out.back, &out.copies, &out.words}) *room = spared(*room);
+  return out;
+}
 
 void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, std::int64_t>>& groups,
                 std::int64_t first_slot, std::int64_t local_slots, std::int64_t tokens, std::int64_t top_k,

@@ -38,6 +38,11 @@ struct OnceRoutes {
   std::vector<std::int64_t> rows_of_expert;  ///< by local slot
   std::vector<std::int64_t> place;           ///< [arrived, top]: which of the token's choices a copy is; -1: none
   Room choices, weights, map;                ///< [arrived, top]: local slot (i32), weight (f32), row of the copy (i32)
+  [[nodiscard]] Bytes bytes() const {
+    std::int64_t sum = choices.bytes + weights.bytes + map.bytes;
+    for (const Hop& hop : hops) sum += hop.choices.bytes + hop.map.bytes;
+    return {sum};
+  }
 };
 
 /// Buffers that all exchanges share, one at a time.
@@ -45,6 +50,19 @@ struct OnceRooms {
   Room there, back, copies, words;
   [[nodiscard]] Bytes bytes() const { return {there.bytes + back.bytes + copies.bytes + words.bytes}; }
 };
+
+/// The most that rooms and what is kept of the rows take where tokens of a block's exchange go these ways: `ranks` of each hop's group, `tokens` of a
+/// rank, each of `top_k` experts, rows of `width` elements of `type`, of which at most `rows` reach the `slots` experts of a rank.
+struct OnceShape {
+  std::vector<std::int64_t> ranks;
+  std::int64_t tokens = 0, top_k = 1, rows = 0, slots = 1, width = 0;
+  DType type = DType::bf16;
+};
+struct OnceBytes {
+  std::int64_t there = 0, back = 0, copies = 0, words = 0;   ///< rooms that all exchanges share
+  std::int64_t kept = 0;                                     ///< of each layer and micro-batch
+};
+[[nodiscard]] OnceBytes most_bytes(const OnceShape& of);
 
 /// What the source knows: `slots` [tokens, top_k], the slot of each copy over the expert ranks (-1: dropped, or an
 /// expert without weights), and its `weights`. `groups` are the ways, each with how many slots one of its ranks stands

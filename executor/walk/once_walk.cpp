@@ -12,6 +12,13 @@
 
 namespace moeplan {
 
+Bytes Walk::staged() const {
+  Bytes out = staging_bytes_ + rooms_.bytes();
+  for (const MicroBatchState& lane : lanes_)
+    for (const auto& [slot, once] : lane.once) out += once.bytes();
+  return out;
+}
+
 /// One hop to each rank, or two where the plan wants them and the expert group spans whole nodes.
 void Walk::find_ways() {
   if (!ranks_ || !tokens_go_once(problem_, plan_, options_)) return;

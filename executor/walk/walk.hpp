@@ -101,7 +101,7 @@ class Walk {
     return lanes_.front().result.routing;
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
-  [[nodiscard]] Bytes staged() const { return staging_bytes_ + rooms_.bytes(); }  ///< held beside the arena for exchanges and reductions
+  [[nodiscard]] Bytes staged() const;  ///< held beside the arena for exchanges and reductions
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
   /// Whether all gradients that this rank has given to the sums over ranks in the last `run_all` were finite; empty where it gave none.

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "executor/ranks/runnable.hpp"
 #include "sim/memory/memory.hpp"
 #include "tests/executor/run/many_ranks.hpp"
 
@@ -65,6 +68,49 @@ INSTANTIATE_TEST_SUITE_P(
                     Held{{"a_ring", qwen, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}},
                     Held{{"states", k3, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}, 1, 0, 0, true}),
     [](const auto& each) { return std::string(each.param.parity.name); });
+
+/// Of each rank after steps: what it holds for exchanges and moves beside its arena, and what the check before a run counts of it.
+void expect_no_more_than_checked(Problem p, const Plan& q, const TrainOptions& options, bool moves) {
+  const auto batches = data(p, 3, q.parallelism.dp());
+  std::atomic<bool> used = false;
+  run_ranks(q.parallelism.world(), [&](Communicator& world) {
+    const auto backend = cpu_backend(CpuStorage::as_planned);
+    Trainer trainer(p, q, *backend, options, &world);
+    randomise(trainer.parameters(), options.seed, p.model, *backend);
+    stir(trainer.parameters(), *backend);
+    for (const auto& all : batches) (void)trainer.step({all[static_cast<std::size_t>(trainer.parameters().place().data_index())]});
+    const auto held = [&](DType t) { return backend->held(t); };
+    const Bytes buffer = staging(trainer.program(), p, q, held), rooms = rooms_for_once(trainer.program(), p, q, held),
+                moving = moving_room(trainer.program(), p, q, *backend, moves), all = trainer.memory()[MemoryCategory::communication];
+    EXPECT_GT(rooms + moving, Bytes{});
+    EXPECT_LE(all, buffer + rooms + moving);
+    if (all > buffer) used = true;
+  });
+  EXPECT_TRUE(used) << "something went its way";
+}
+
+TEST(RoomsBesideTheArena, OfTokensThatGoOnceAreNoMoreThanTheCheckCounts) {
+  for (const int node : {0, 2}) {
+    Problem p = problem(shrunk(shipped(qwen), 3), full(6));
+    p.runtime.deduplicated_dispatch = true;
+    p.cluster.devices_per_node = node > 0 ? node : 8;
+    Plan q = on_ranks(p, {.ep = 4, .dp_replicate = 4}, 1);
+    q.experts.route = node > 0 ? DispatchRoute::two_hop : DispatchRoute::direct;
+    expect_no_more_than_checked(p, q, {.walk = {.routed_bound = 4}}, false);
+  }
+}
+
+TEST(RoomsBesideTheArena, OfExpertsOnTheirWayAreNoMoreThanTheCheckCounts) {
+  for (const std::int64_t every : {0, 2}) {
+    Problem p = problem(shrunk(shipped(qwen), 3), full(6));
+    p.cluster.devices_per_node = 8;
+    p.load.distribution = ZipfLoad{.exponent = 1.0};
+    Plan q = on_ranks(p, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, 1);
+    q.experts.placement = ExpertPlacement::balanced;
+    q.experts.replicas = 4;
+    expect_no_more_than_checked(p, q, {.walk = {.routed_bound = 4, .rebalance_every = every}}, every > 0);
+  }
+}
 
 }  // namespace
 }  // namespace moeplan
