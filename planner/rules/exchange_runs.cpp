@@ -18,8 +18,9 @@ std::optional<std::string> exchange_runs(const Problem& problem, const Plan& pla
   if (x.pad && !x.capacity_factor) return "padding to capacity needs a capacity factor";
   if (x.replicas > 0 && plan.parallelism.ep == 1) return fmt::format("{} replicas of experts on one expert rank, which has every expert already", x.replicas);
   if (x.replicas > 0 && x.placement == ExpertPlacement::contiguous) return fmt::format("{} replicas of experts in their order: replicas follow the load, with placement balanced or hierarchical", x.replicas);
-  // Copies of a trained expert would each see a part of its gradient, and programs do not sum it over copies.
-  if (x.replicas > 0 && problem.workload.experts.training != Training::frozen) return fmt::format("{} replicas of experts that are trained ({})", x.replicas, name_of(problem.workload.experts.training));
+  // The executor sums them once a step (executor/ranks/moves.hpp); no program has these messages, so neither search nor simulator prices them.
+  if (x.replicas > 0 && problem.workload.experts.training != Training::frozen)
+    return fmt::format("{} replicas of experts that are trained ({}): each copy sees a part of the gradient, and the sum over copies is run but not priced; no replicas, or frozen experts", x.replicas, name_of(problem.workload.experts.training));
   return std::nullopt;
 }
 }  // namespace moeplan::rules_of

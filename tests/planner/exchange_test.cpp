@@ -171,7 +171,7 @@ TEST(Replicas, TakeTheirSlotsMemory) {
 TEST(Exchange, WhatCannotRunIsRefusedInWords) {
   const Problem p = problem("deepseek-v3", 64, "uniform", Training::full);
   const auto reason = [&](ExpertExchange x) { return first_rejection(p, a_plan(p, {.ep = 32, .dp_shard = 64}, x))->reason; };
-  EXPECT_EQ(reason({.replicas = 32, .placement = ExpertPlacement::balanced}), "32 replicas of experts that are trained (full)");
+  EXPECT_EQ(reason({.replicas = 32, .placement = ExpertPlacement::balanced}), "32 replicas of experts that are trained (full): each copy sees a part of the gradient, and the sum over copies is run but not priced; no replicas, or frozen experts");
   EXPECT_EQ(reason({.pad = true}), "padding to capacity needs a capacity factor");
   EXPECT_EQ(reason({.dispatch = DType::int4}), "tokens travel to experts as bf16 or fp8, not as int4");
 }
