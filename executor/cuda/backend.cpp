@@ -116,9 +116,7 @@ class CudaBackend final : public Backend {
     cuda::copy_rows(together.data, apart.data, together.shape[together.shape.rank - 1] * plain_bytes(together.dtype), runs, gather, stream_.get());
   }
   void wait() override { stream_.synchronize(); }
-
   Bytes workspace(const OpCall& call) const override { return cuda::workspace(as_held(call.op), call.pass, call.wants); }
-
   void sum_shares(const TensorView& from, const TensorView& to) override {
     const std::int64_t columns = to.shape.elements();
     auto* const parts = reinterpret_cast<float*>(temporaries_.at_least(cuda::share_scratch(columns)));
