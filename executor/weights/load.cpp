@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
+#include "executor/weights/stored_numbers.hpp"
 #include "sim/program/model_tensors.hpp"
 
 namespace moeplan {
@@ -39,9 +41,6 @@ std::vector<FileTensor> in_file(const TensorSource& s, const std::string& name, 
   return file_tensors({.name = name, .shape = s.shape, .count = 1, .dtype = s.dtype}, layout);
 }
 
-/// A tensor whose stored type is another than the config's (a plain copy of a quantised model): read as what it is.
-bool is_plain(const StoredTensor& t) { return t.dtype == "BF16" || t.dtype == "F16" || t.dtype == "F32" || t.dtype == "F64" || t.dtype == "I32" || t.dtype == "I64"; }
-
 /// Dimensions of one say nothing: A_log is [1, 1, heads, 1] in Kimi-Linear's file.
 std::vector<std::int64_t> squeezed(const std::vector<std::int64_t>& shape) {
   std::vector<std::int64_t> out;
@@ -67,42 +66,6 @@ std::vector<std::int64_t> convolution_rows(const ModelSpec& model, const Paramet
   }
   return {};
 }
-
-/// MXFP4 payload of `columns` values a row, two to a byte, low nibble first, with a power of two for each 32.
-std::vector<float> mxfp4(const TensorFiles& files, const std::string& payload, const std::string& scales, std::int64_t columns, std::int64_t begin, std::int64_t count) {
-  std::vector<float> out(static_cast<std::size_t>(count));
-  const std::int64_t first = begin / columns, last = (begin + count + columns - 1) / columns, groups = (columns + 31) / 32, packed = (columns + 1) / 2;
-  const auto codes = files.bytes(payload, first * packed, last * packed), powers = files.bytes(scales, first * groups, last * groups);
-  for (std::int64_t i = begin; i < begin + count; ++i) {
-    const std::int64_t row = i / columns - first, c = i % columns;
-    const auto byte = static_cast<std::uint8_t>(codes[static_cast<std::size_t>(row * packed + c / 2)]);
-    out[static_cast<std::size_t>(i - begin)] = from_e2m1(c % 2 ? byte >> 4 : byte & 15) * from_e8m0(static_cast<std::uint8_t>(powers[static_cast<std::size_t>(row * groups + c / 32)]));
-  }
-  return out;
-}
-
-}  // namespace
-
-std::vector<float> stored_values(const TensorFiles& files, const std::string& name, const std::vector<std::int64_t>& shape, DType type, PackedLayout layout, std::int64_t begin, std::int64_t count) {
-  const StoredTensor* direct = files.find(name);
-  const auto parts = file_tensors({.name = name, .shape = shape, .count = 1, .dtype = type}, layout);
-  if ((direct && is_plain(*direct)) || parts.size() == 1) return files.floats(name, begin, count);
-  if (type == DType::mxfp4) return mxfp4(files, parts[0].name, parts[1].name, layout == PackedLayout::blocks_scales && shape.size() == 3 ? shape[1] : shape.back(), begin, count);
-  if (type == DType::fp8 && shape.size() == 2) {
-    std::vector<float> out = files.floats(name, begin, count);
-    const std::int64_t columns = shape[1];
-    const bool by_row = layout == PackedLayout::compressed_tensors;
-    const std::vector<float> scales = files.floats(parts[1].name, 0, product(parts[1].shape));
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = (begin + i) / columns, c = (begin + i) % columns;
-      out[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(by_row ? row : row / 128 * ((columns + 127) / 128) + c / 128)];
-    }
-    return out;
-  }
-  throw InputError(files.where(), fmt::format("tensor {} is stored as {}", shown(name), name_of(type)), "bf16, f16, f32, fp8 and mxfp4 are read");
-}
-
-namespace {
 
 /// Frequencies are computed plain or by the scalings of kernels/rope/frequencies.hpp; a checkpoint that was trained with others would give other numbers without a word.
 void refuse_other_frequencies(const ModelSpec& model) {
@@ -158,9 +121,98 @@ std::vector<std::byte> as_stored(const TensorFiles& files, const ModelSpec& mode
   return payload;
 }
 
+/// A slab of [rows, columns] that the file has the other way round.
+struct Turned {
+  std::int64_t rows = 0, columns = 0;
+};
+
+/// Reads stretches of a slab, each to its place in `out`. Of a turned slab those of successive rows that take the same columns go together: they
+/// are stretches of the file.
+class SlabReader {
+ public:
+  SlabReader(StoredNumbers& numbers, std::int64_t base, std::optional<Turned> turned, std::vector<float>& out) : numbers_(numbers), base_(base), turned_(turned), out_(out) {}
+  void add(std::int64_t begin, std::int64_t count, std::int64_t here) {
+    if (!turned_) return numbers_.read(base_ + begin, place(here, count));
+    while (count > 0) {
+      const std::int64_t row = begin / turned_->columns, column = begin % turned_->columns, n = std::min(count, turned_->columns - column);
+      const bool goes_on = pending_.rows > 0 && row == pending_.row + pending_.rows && column == pending_.column && n == pending_.columns && here == pending_.here + pending_.rows * n;
+      if (!goes_on) finish(), pending_ = {.row = row, .column = column, .columns = n, .here = here};
+      ++pending_.rows;
+      begin += n, count -= n, here += n;
+    }
+  }
+  void finish() {
+    std::vector<float> line(static_cast<std::size_t>(pending_.rows));
+    for (std::int64_t c = 0; c < pending_.columns && pending_.rows > 0; ++c) {
+      numbers_.read(base_ + (pending_.column + c) * turned_->rows + pending_.row, line);
+      for (std::int64_t r = 0; r < pending_.rows; ++r) out_[static_cast<std::size_t>(pending_.here + r * pending_.columns + c)] = line[static_cast<std::size_t>(r)];
+    }
+    pending_ = {};
+  }
+
+ private:
+  struct Rectangle {
+    std::int64_t row = 0, rows = 0, column = 0, columns = 0, here = 0;
+  };
+  std::span<float> place(std::int64_t here, std::int64_t count) { return std::span(out_).subspan(static_cast<std::size_t>(here), static_cast<std::size_t>(count)); }
+  StoredNumbers& numbers_;
+  std::int64_t base_;
+  std::optional<Turned> turned_;
+  std::vector<float>& out_;
+  Rectangle pending_;
+};
+
+/// What this rank holds of a weight, in the order of its file.
+std::vector<ElementRun> runs_in_file(const ModelSpec& model, const Parameter& p, const RankPlace& place) {
+  std::vector<ElementRun> runs = held_runs(p.cut(), place);
+  if (const auto rows = convolution_rows(model, p); !rows.empty()) {
+    const std::int64_t width = p.whole.elements() / static_cast<std::int64_t>(rows.size());
+    std::vector<ElementRun> by_row;
+    for (const ElementRun& run : runs)
+      for (std::int64_t done = 0; done < run.count;) {
+        const std::int64_t at = run.at + done, n = std::min(run.count - done, width - at % width);
+        by_row.push_back({rows[static_cast<std::size_t>(at / width)] * width + at % width, n, run.here + done});
+        done += n;
+      }
+    runs = std::move(by_row);
+  }
+  std::sort(runs.begin(), runs.end(), [](const ElementRun& a, const ElementRun& b) { return a.at < b.at; });
+  return runs;
+}
+
+/// The elements that this rank holds of a weight; of the others nothing is read. A weight is its sources one after the other, expert by expert.
+std::vector<float> cut_values(const TensorFiles& files, const ModelSpec& model, const Parameter& p, const RankPlace& place, std::int64_t slabs, std::int64_t& read) {
+  const MoeFfn* moe = p.cls == WeightClass::experts ? experts_of(model, p.layer) : nullptr;
+  std::vector<float> out(static_cast<std::size_t>(p.held_shape().elements()), 0.0f);
+  const std::vector<ElementRun> runs = runs_in_file(model, p, place);
+  auto next = runs.begin();
+  std::int64_t begin = 0;   // of the slab
+  for (std::int64_t e = 0; e < slabs; ++e)
+    for (const TensorSource& s : p.sources) {
+      const std::int64_t whole = product(s.shape), part = s.count > 1 ? whole : whole / slabs, end = begin + std::min(part - s.padding, p.whole.elements());
+      if (next != runs.end() && next->at < end) {
+        const std::string name = expert_name(s.name, e);
+        StoredNumbers numbers(files, name, s.shape, s.dtype, model.stored.layout);
+        const StoredTensor* direct = files.find(name);
+        const bool turned = moe && moe->layout == ExpertLayout::fused_transposed && s.shape.size() == 3 && direct && is_plain(*direct);   // [in, out] in the file
+        SlabReader slab(numbers, s.count > 1 ? 0 : e * part, turned ? std::optional(Turned{.rows = s.shape[2], .columns = s.shape[1]}) : std::nullopt, out);
+        for (auto run = next; run != runs.end() && run->at < end; ++run) {
+          const std::int64_t from = std::max(run->at, begin), until = std::min(run->at + run->count, end);
+          slab.add(from - begin, until - from, run->here + from - run->at);
+          if (run->at + run->count <= end) next = run + 1;
+        }
+        slab.finish();
+        read += numbers.bytes_read();
+      }
+      begin = end;
+    }
+  if (begin != p.whole.elements()) throw std::logic_error(fmt::format("{}: {} values from its sources, {} elements", p.name, begin, p.whole.elements()));
+  return out;
+}
+
 }  // namespace
 
-void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend) {
+std::int64_t load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend) {
   refuse_other_frequencies(model);
   std::vector<std::string> faults;
   // All headers first: a checkpoint that does not match is refused before a byte is loaded.
@@ -186,40 +238,20 @@ void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& 
     throw InputError(files.where(), fmt::format("{} tensors differ from the config: {}{}", faults.size(), fmt::join(faults.begin(), faults.begin() + static_cast<std::ptrdiff_t>(shown_faults), "; "), faults.size() > shown_faults ? "; ..." : ""),
                      "the weights of the model that the plan is for");
   }
+  std::int64_t read = 0;
   for (Parameter& p : parameters.all()) {
     if (p.adapter || p.sources.empty()) continue;
     const MoeFfn* moe = p.cls == WeightClass::experts ? experts_of(model, p.layer) : nullptr;
     const std::int64_t slabs = moe ? moe->experts : 1;
     if (const auto bytes = as_stored(files, model, p, parameters.place(), slabs); !bytes.empty()) {
       backend.write_stored(p.view(), bytes);
+      read += static_cast<std::int64_t>(bytes.size());
       continue;
     }
-    std::vector<float> values;
-    values.reserve(static_cast<std::size_t>(p.whole.elements()));
-    for (std::int64_t e = 0; e < slabs; ++e)
-      for (const TensorSource& s : p.sources) {
-        const std::int64_t whole = product(s.shape), part = s.count > 1 ? whole : whole / slabs;
-        const std::string name = expert_name(s.name, e);
-        const std::int64_t used = std::min(part - s.padding, p.whole.elements());
-        std::vector<float> slab = stored_values(files, name, s.shape, s.dtype, model.stored.layout, s.count > 1 ? 0 : e * part, used);
-        const StoredTensor* direct = files.find(name);
-        if (moe && moe->layout == ExpertLayout::fused_transposed && s.shape.size() == 3 && direct && is_plain(*direct)) {   // [in, out] in the file
-          std::vector<float> turned(slab.size());
-          const std::int64_t in = s.shape[1], out = s.shape[2];
-          for (std::int64_t r = 0; r < in; ++r)
-            for (std::int64_t c = 0; c < out; ++c) turned[static_cast<std::size_t>(c * in + r)] = slab[static_cast<std::size_t>(r * out + c)];
-          slab = std::move(turned);
-        }
-        values.insert(values.end(), slab.begin(), slab.end());
-      }
-    if (static_cast<std::int64_t>(values.size()) != p.whole.elements()) throw std::logic_error(fmt::format("{}: {} values from its sources, {} elements", p.name, values.size(), p.whole.elements()));
-    if (const auto rows = convolution_rows(model, p); !rows.empty()) {
-      const std::vector<float> as_stored = values;
-      const auto width = values.size() / rows.size();
-      for (std::size_t r = 0; r < rows.size(); ++r) std::copy_n(as_stored.begin() + rows[r] * static_cast<std::ptrdiff_t>(width), width, values.begin() + static_cast<std::ptrdiff_t>(r * width));
-    }
-    set_from_whole(p, values, parameters.place(), backend);
+    const std::vector<float> values = cut_values(files, model, p, parameters.place(), slabs, read);
+    set_values(p, values, backend);
   }
+  return read;
 }
 
 }  // namespace moeplan

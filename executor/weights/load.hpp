@@ -7,12 +7,9 @@
 
 namespace moeplan {
 
-/// Loads every parameter that has a source; adapters stay as they are. Throws InputError for a tensor that is missing or has another shape,
+/// Loads every parameter that has a source; adapters stay as they are. Of a weight that ranks share only what this one holds is read, down to
+/// parts of rows. Returns the bytes that were read. Throws InputError for a tensor that is missing or has another shape,
 /// listing up to ten that differ, and for stored types that are not read.
-void load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend);
-
-/// `count` elements from `begin` of a stored tensor of `shape` (as the model sees it), whatever it is stored as. `name` is the model's.
-[[nodiscard]] std::vector<float> stored_values(const TensorFiles& files, const std::string& name, const std::vector<std::int64_t>& shape, DType type, PackedLayout layout,
-                                               std::int64_t begin, std::int64_t count);
+std::int64_t load_weights(const TensorFiles& files, const ModelSpec& model, Parameters& parameters, Backend& backend);
 
 }  // namespace moeplan

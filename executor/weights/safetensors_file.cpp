@@ -126,33 +126,45 @@ std::span<const std::byte> TensorFiles::bytes(const std::string& name, std::int6
   return {shard.at + shard.data + t.begin + begin, static_cast<std::size_t>(end - begin)};
 }
 
+std::span<const std::byte> TensorFiles::bytes(const std::string& name) const {
+  const StoredTensor* t = find(name);
+  return bytes(name, 0, t ? t->end - t->begin : 0);
+}
+
 std::vector<float> TensorFiles::floats(const std::string& name, std::int64_t begin, std::int64_t count) const {
   const StoredTensor* t = find(name);
   if (!t) throw InputError(where_, "has no tensor " + shown(name));
   std::vector<float> out(static_cast<std::size_t>(count));
-  const auto plain = [&](DType type) { to_floats(type, bytes(name, begin * plain_bytes(type), (begin + count) * plain_bytes(type)).data(), out); };
-  const auto coded = [&](auto&& value) {
-    const auto from = bytes(name, begin, begin + count);
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = value(static_cast<std::uint8_t>(from[i]));
-  };
-  if (t->dtype == "F32") plain(DType::f32);
-  else if (t->dtype == "BF16") plain(DType::bf16);
-  else if (t->dtype == "F16") plain(DType::f16);
-  else if (t->dtype == "I32") plain(DType::i32);
-  else if (t->dtype == "I64") plain(DType::i64);
-  else if (t->dtype == "U8") plain(DType::u8);
-  else if (t->dtype == "F8_E4M3") coded(from_e4m3);
-  else if (t->dtype == "F8_E5M2") coded(from_e5m2);
-  else if (t->dtype == "F8_E8M0") coded(from_e8m0);
-  else if (t->dtype == "F64") {
-    const auto from = bytes(name, 8 * begin, 8 * (begin + count));
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      double x;
-      std::memcpy(&x, from.data() + 8 * i, 8);
-      out[i] = static_cast<float>(x);
-    }
-  } else throw InputError(where_, fmt::format("tensor {} is {}", shown(name), t->dtype), "F32, BF16, F16, F64, F8_E4M3, F8_E5M2, F8_E8M0, I32, I64 or U8");
+  const NumberType type = number_type(*t, where_);
+  type.decode(bytes(name, begin * type.bytes, (begin + count) * type.bytes).data(), out);
   return out;
+}
+
+namespace {
+
+template <DType type>
+void plain(const std::byte* from, std::span<float> to) { to_floats(type, from, to); }
+template <float (*value)(std::uint8_t)>
+void coded(const std::byte* from, std::span<float> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = value(static_cast<std::uint8_t>(from[i]));
+}
+void doubles(const std::byte* from, std::span<float> to) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    double x;
+    std::memcpy(&x, from + 8 * i, 8);
+    to[i] = static_cast<float>(x);
+  }
+}
+
+}  // namespace
+
+NumberType number_type(const StoredTensor& t, const std::string& where) {
+  static const std::map<std::string, NumberType> known{
+      {"F32", {4, plain<DType::f32>}}, {"BF16", {2, plain<DType::bf16>}}, {"F16", {2, plain<DType::f16>}}, {"I32", {4, plain<DType::i32>}}, {"I64", {8, plain<DType::i64>}},
+      {"U8", {1, plain<DType::u8>}}, {"F8_E4M3", {1, coded<from_e4m3>}}, {"F8_E5M2", {1, coded<from_e5m2>}}, {"F8_E8M0", {1, coded<from_e8m0>}}, {"F64", {8, doubles}}};
+  const auto it = known.find(t.dtype);
+  if (it == known.end()) throw InputError(where, fmt::format("tensor {} is {}", shown(t.name), t.dtype), "F32, BF16, F16, F64, F8_E4M3, F8_E5M2, F8_E8M0, I32, I64 or U8");
+  return it->second;
 }
 
 std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {

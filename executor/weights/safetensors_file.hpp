@@ -13,6 +13,14 @@
 
 namespace moeplan {
 
+/// How the elements of a plain type become floats.
+struct NumberType {
+  std::int64_t bytes = 0;   ///< of one
+  void (*decode)(const std::byte* from, std::span<float> to) = nullptr;
+};
+/// Throws InputError for types that are not numbers.
+[[nodiscard]] NumberType number_type(const StoredTensor& tensor, const std::string& where);
+
 /// The tensors of one model or adapter directory.
 class TensorFiles {
  public:
@@ -29,6 +37,8 @@ class TensorFiles {
   [[nodiscard]] const std::string& where() const { return where_; }
   /// Bytes `begin` to `end` of a tensor.
   [[nodiscard]] std::span<const std::byte> bytes(const std::string& name, std::int64_t begin, std::int64_t end) const;
+  /// All of them; nothing is touched before it is read.
+  [[nodiscard]] std::span<const std::byte> bytes(const std::string& name) const;
   /// Elements `begin` to `begin + count` of a tensor of a plain type as floats. Throws InputError for types that are not numbers.
   [[nodiscard]] std::vector<float> floats(const std::string& name, std::int64_t begin, std::int64_t count) const;
 

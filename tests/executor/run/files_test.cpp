@@ -9,6 +9,7 @@
 #include "executor/backend/convert.hpp"
 #include "executor/data/packer.hpp"
 #include "executor/weights/load.hpp"
+#include "executor/weights/stored_numbers.hpp"
 #include "tests/executor/run/scratch.hpp"
 #include "tests/executor/run/tiny.hpp"
 
@@ -95,17 +96,23 @@ TEST(StoredValues, DequantiseFp8BlocksAndMxfp4) {
   dir.write("model.safetensors", file_of("{" + entry("w.weight", "F8_E4M3", "[130,130]", 0, 16900) + "," + entry("w.weight_scale_inv", "F32", "[2,2]", 16900, 16916) + "," +
                                          entry("m.weight_packed", "U8", "[1,17]", 16916, 16933) + "," + entry("m.weight_scale", "U8", "[1,2]", 16933, 16935) + "}", data));
   const TensorFiles files(dir.path());
-  const auto w = stored_values(files, "w.weight", {130, 130}, DType::fp8, PackedLayout::scale_inv, 0, 16900);
+  const auto values = [&](StoredNumbers numbers, std::int64_t begin, std::int64_t count) {
+    std::vector<float> out(static_cast<std::size_t>(count));
+    numbers.read(begin, out);
+    return out;
+  };
+  const auto w = values({files, "w.weight", {130, 130}, DType::fp8, PackedLayout::scale_inv}, 0, 16900);
   EXPECT_EQ(w[0], 2);
   EXPECT_EQ(w[129], 3);
   EXPECT_EQ(w[130 * 129], 5);
   EXPECT_EQ(w[130 * 130 - 1], 7);
-  const auto m = stored_values(files, "m.weight", {1, 34}, DType::mxfp4, PackedLayout::compressed_tensors, 0, 34);
+  const StoredNumbers packed(files, "m.weight", {1, 34}, DType::mxfp4, PackedLayout::compressed_tensors);
+  const auto m = values(packed, 0, 34);
   EXPECT_EQ(m[1], 0.5);
   EXPECT_EQ(m[7], 6);
   EXPECT_EQ(m[15], -6);
   EXPECT_EQ(m[33], 0.5 * 4);
-  EXPECT_EQ(stored_values(files, "m.weight", {1, 34}, DType::mxfp4, PackedLayout::compressed_tensors, 31, 2), (std::vector<float>{m[31], m[32]}));
+  EXPECT_EQ(values(packed, 31, 2), (std::vector<float>{m[31], m[32]}));
 }
 
 TEST(LoadWeights, ListsWhatDiffers) {
