@@ -46,7 +46,7 @@ OpenBackend open_backend(const std::string& name, bool float32, int device) {
   if (name == "cuda") {
     if (float32) throw InputError("--float32", "is for the cpu backend", "leave it out");
     auto backend = cuda_backend(device);   // what it takes for itself is no longer free
-    return {std::move(backend), cuda_device_name(device), cuda_free_memory(device).value, fmt::format("CUDA device {}", device)};
+    return {std::move(backend), cuda_device_name(device), cuda_free_memory(device).value, fmt::format("CUDA device {}", device), available_memory()};
   }
 #endif
   (void)device;

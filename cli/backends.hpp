@@ -18,6 +18,7 @@ struct OpenBackend {
   std::string device;          ///< its name
   std::int64_t free_bytes = 0;   ///< what the device can still give
   std::string where;           ///< "this machine", "CUDA device 0"
+  std::int64_t host_bytes = 0;   ///< what the machine can still give beside a device's memory; 0: they are one
 };
 
 /// `device` is that of "cuda", and current afterwards. Throws InputError where there is no such device.

@@ -34,12 +34,15 @@ struct Pair {
 };
 
 /// Seconds of each operator on one rank, all micro-batches together; parts stretch with their event. "communication": the calls inside blocks, which
-/// a plan draws on lanes of their own and a run times among the others.
+/// a plan draws on lanes of their own and a run times among the others. Copies over the host link have a lane in both.
 std::map<std::string, double> operators(const StepTimeline& t, std::int32_t rank) {
   std::map<std::string, double> out;
   for (const TimelineEvent& e : t.events) {
     if (e.rank != rank) continue;
     if (e.kind == Activity::expert_communication || e.kind == Activity::tensor_communication) out["communication"] += to_seconds(e.duration).value;
+    if (e.kind == Activity::copy && e.name >= 0)
+      if (const std::string& name = t.names[static_cast<std::size_t>(e.name)]; name == name_of(Collective::to_host) || name == name_of(Collective::from_host))
+        out["copies " + name] += to_seconds(e.duration).value;
     if (e.detail < 0) continue;
     const TimelineDetail& d = t.details[static_cast<std::size_t>(e.detail)];
     const double stretch = d.duration > 0 ? static_cast<double>(e.duration) / static_cast<double>(d.duration) : 1;
@@ -179,6 +182,7 @@ Output run(const Context& context, const Options& options) {
   const MemoryBreakdown planned = slice ? slice->memory : moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (planned[category].value > 0) memory[std::string(name)].predicted = static_cast<double>(planned[category].value);
+  if (planned.host.value > 0) memory["host_bytes"].predicted = static_cast<double>(planned.host.value);
   double planned_peak = static_cast<double>(planned.peak().value);
   // A run makes room for --routed-bound times the balanced rows, a plan for the load that it was priced at: what `run` foretold for its own bound,
   // before its first step, stands beside what it measured.
@@ -255,7 +259,7 @@ Output run(const Context& context, const Options& options) {
   for (const auto& [name, p] : memory) {
     std::string words = name;
     std::replace(words.begin(), words.end(), '_', ' ');
-    rows.push_back({name == "allocator_reserve" ? "gaps of the arena" : words, human(Bytes{static_cast<std::int64_t>(p.predicted)}), human(Bytes{static_cast<std::int64_t>(p.measured)}), error_text(p)});
+    rows.push_back({name == "allocator_reserve" ? "gaps of the arena" : name == "host_bytes" ? "in host memory" : words, human(Bytes{static_cast<std::int64_t>(p.predicted)}), human(Bytes{static_cast<std::int64_t>(p.measured)}), error_text(p)});
   }
   out.text += heading(context, "memory at the peak") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
   return out;

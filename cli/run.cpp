@@ -21,11 +21,14 @@ namespace {
 
 /// The certificate where the plan needs more than this machine has left.
 std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor, const OpenBackend& opened) {
-  const std::int64_t have = opened.free_bytes;
-  if (need.peak().value * factor <= have) return std::nullopt;
-  std::vector<std::pair<std::int64_t, std::string_view>> parts;
+  // Without a device apart, what is to be in host memory lies beside the rest.
+  const bool apart = opened.host_bytes > 0, host = apart && need.host.value * factor > opened.host_bytes;
+  const std::int64_t have = host ? opened.host_bytes : opened.free_bytes;
+  const std::int64_t wanted = host ? need.host.value : need.peak().value + (apart ? 0 : need.host.value);
+  if (wanted * factor <= have) return std::nullopt;
+  std::vector<std::pair<std::int64_t, std::string_view>> parts{{apart && !host ? 0 : need.host.value * factor, "host"}};
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
-    parts.emplace_back(need[category].value * factor, name);
+    parts.emplace_back(host ? 0 : need[category].value * factor, name);
   std::sort(parts.rbegin(), parts.rend());
   Json largest = Json::array();
   for (std::size_t i = 0; i < 3; ++i)
@@ -33,8 +36,8 @@ std::optional<Output> too_large(const MemoryBreakdown& need, std::int64_t factor
   Output out;
   out.exit_code = kInfeasible;
   out.text = Json{{"infeasible",
-                   {{"binding", "memory of " + opened.where},
-                    {"need_bytes", need.peak().value * factor},
+                   {{"binding", host ? "memory of the host" : "memory of " + opened.where},
+                    {"need_bytes", wanted * factor},
                     {"have_bytes", have},
                     {"largest", largest},
                     {"nearest_fix",
@@ -117,7 +120,9 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   priced.runtime.workspace = opened.backend->beside();
   priced.runtime.staged = true;
   MemoryBreakdown predicted = memory(program, priced, loaded.plan);
-  predicted[MemoryCategory::weights] += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
+  const bool away = offloads_weights(loaded.plan.offload);
+  (away ? predicted.host : predicted[MemoryCategory::weights]) += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
+  if (away) predicted[MemoryCategory::gathered_weights] += fetched_beyond_plan(program, problem, loaded.plan, *opened.backend);
   predicted[MemoryCategory::communication] += rooms_for_once(program, problem, loaded.plan, [&](DType t) { return opened.backend->held(t); });
   predicted[MemoryCategory::communication] += moving_room(program, problem, loaded.plan, *opened.backend, options.resume || options.train.walk.rebalance_every > 0);
   const std::int64_t here = world ? 1 : options.ranks;

@@ -66,6 +66,7 @@ std::string memory_text(const Context& context, const MemoryBreakdown& predicted
                     human(predicted[category]), human(measured[category])});
   }
   rows.push_back({"peak", human(predicted.peak()), human(measured.peak())});
+  if (predicted.host.value > 0 || measured.host.value > 0) rows.push_back({"in host memory", human(predicted.host), human(measured.host)});
   return heading(context, "memory, predicted beside measured") + "\n" +
          table({{""}, {"predicted", true}, {"measured", true}}, rows);
 }

@@ -31,7 +31,7 @@ if(CMAKE_CUDA_COMPILER AND MOEPLAN_CUDA)
 
     # The executor on a device.
     moeplan_portable(executor/cuda/elements.cu executor/cuda/rows.cu)
-    add_library(moeplan_cuda_executor STATIC executor/cuda/backend.cpp executor/cuda/host_link.cpp executor/cuda/power_meter.cpp executor/cuda/elements.cu executor/cuda/rows.cu)
+    add_library(moeplan_cuda_executor STATIC executor/cuda/backend.cpp executor/cuda/copy_lanes.cpp executor/cuda/host_link.cpp executor/cuda/power_meter.cpp executor/cuda/elements.cu executor/cuda/rows.cu)
     set_target_properties(moeplan_cuda_executor PROPERTIES CUDA_STANDARD 20 CUDA_RUNTIME_LIBRARY Static)
     target_compile_options(moeplan_cuda_executor PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
     target_link_libraries(moeplan_cuda_executor PUBLIC moeplan_executor moeplan_cuda)

@@ -18,12 +18,13 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 class Layout {
  public:
   Layout(const Program& program, const Problem& problem, const HeldType& held, const Parallelism& parallelism,
-         const CallWorkspace& scratch)
+         const CallWorkspace& scratch, const FetchedType& fetched)
       : p_(program),
         problem_(problem),
         held_(held),
         parallelism_(parallelism),
-        scratch_(scratch) {
+        scratch_(scratch),
+        fetched_(fetched) {
     std::int32_t micro_batches = 1;
     if (parallelism.pp > 1)
       for (const Instance& i : program.instances) micro_batches = std::max(micro_batches, i.micro_batch + 1);
@@ -65,6 +66,7 @@ class Layout {
     }
     find_peak();
     plan_.size = place_buffers(plan_.buffers);
+    plan_.host_size = place_buffers(plan_.host);
     return std::move(plan_);
   }
 
@@ -116,7 +118,7 @@ class Layout {
   std::int32_t gather(const Instance& i) {
     ++now_;
     const std::int32_t id =
-        add(fmt::format("slot {}: gathered weights", i.slot), gather_layout(block(i.slot), parallelism_, held_).bytes,
+        add(fmt::format("slot {}: gathered weights", i.slot), gather_layout(block(i.slot), parallelism_, held_, fetched_).bytes,
             MemoryCategory::gathered_weights);
     gathered_[i.slot] = id;
     gathers_[{i.slot, i.micro_batch}].push_back(id);
@@ -199,9 +201,10 @@ class Layout {
   static ValueId root_of(const Block& b, ValueId v) { return b.alias[index(whole_of(b, v))]; }
 
   /// Places what the calls write, and lets what they touch live until then.
-  void pass(const Block& b, std::int32_t slot, const std::vector<BlockNode>& nodes, PassPlacement& place) {
+  void pass(const Block& b, std::int32_t slot, const std::vector<BlockNode>& nodes, PassPlacement& place, SlotPlacement& of) {
     for (const BlockNode& node : nodes) {
       ++now_;
+      if (const CommCall* comm = std::get_if<CommCall>(&node.call)) copy(b, slot, node, comm->collective, of);
       for (const ValueId w : node.writes)
         if (const ValueId root = root_of(b, w); place.values[index(root)] < 0)
           place.values[index(root)] = value_buffer(b, slot, root);
@@ -223,12 +226,24 @@ class Layout {
     for (std::size_t v = 0; v < b.values.size(); ++v) place.values[v] = place.values[index(root_of(b, static_cast<ValueId>(v)))];
   }
 
+  /// A kept value has its place in host memory from the copy that takes it there to the one that brings it back.
+  void copy(const Block& b, std::int32_t slot, const BlockNode& node, Collective collective, SlotPlacement& of) {
+    if (collective == Collective::to_host) {
+      const Value& value = b.values[index(node.reads.front())];
+      of.host[node.reads.front()] = static_cast<std::int32_t>(plan_.host.size());
+      plan_.host.push_back({fmt::format("slot {}: {}", slot, value.name), bytes_of(value), MemoryCategory::activations, now_, now_, 0});
+    } else if (collective == Collective::from_host) {
+      plan_.host[index(of.host.at(node.operands.front()))].last = now_;
+    }
+  }
+
   void forward(std::int32_t slot, std::int32_t micro_batch) {
     const Block& b = block(slot);
     Open& open = open_of(micro_batch, slot);
     ++now_;
     hold_sends(true);
-    PassPlacement& place = plan_.lanes[index(micro_batch)].slots[index(slot)].forward;
+    SlotPlacement& of = plan_.lanes[index(micro_batch)].slots[index(slot)];
+    PassPlacement& place = of.forward;
     place.values.assign(b.values.size(), -1);
     for (std::size_t i = 0; i < b.inputs.size(); ++i) {
       const std::string& name = b.values[index(b.inputs[i])].name;
@@ -241,7 +256,7 @@ class Layout {
         at = open.stored[open.stored.size() - carried_blocks(b) + static_cast<std::size_t>(std::stoul(name.substr(6)))];
       touch(at);
     }
-    pass(b, slot, b.forward, place);
+    pass(b, slot, b.forward, place, of);
     const std::int32_t layer = p_.slots[index(slot)].layer;
     if (layer >= 0 && index(layer) < problem_.model.layers.size() && problem_.model.layers[index(layer)].stores_block)
       open.stored.push_back(place.values[index(b.inputs[0])]);
@@ -270,7 +285,7 @@ class Layout {
       place.values[index(b.alias[index(g)])] = last ? value_buffer(b, slot, g) : open.gradient;
       touch(place.values[index(b.alias[index(g)])]);
     }
-    pass(b, slot, b.backward, place);
+    pass(b, slot, b.backward, place, at);
     for (const auto* list : {&b.input_grads, &b.weight_grads})
       for (const ValueId g : *list)
         if (g >= 0) touch(place.values[index(g)]);
@@ -289,8 +304,9 @@ class Layout {
     const Block& b = block(slot);
     ++now_;
     hold_sends(true);
-    PassPlacement& place = plan_.lanes[index(micro_batch)].slots[index(slot)].backward;
-    pass(b, slot, b.weight_backward, place);
+    SlotPlacement& of = plan_.lanes[index(micro_batch)].slots[index(slot)];
+    PassPlacement& place = of.backward;
+    pass(b, slot, b.weight_backward, place, of);
     for (const ValueId g : b.weight_grads)
       if (g >= 0) touch(place.values[index(g)]);
   }
@@ -338,6 +354,7 @@ class Layout {
   const HeldType& held_;
   const Parallelism& parallelism_;
   const CallWorkspace& scratch_;
+  const FetchedType& fetched_;
   ArenaPlan plan_;
   std::int64_t now_ = 0;
   std::vector<std::vector<Open>> open_;  // per lane and virtual stage
@@ -358,7 +375,7 @@ bool goes_with_next(const Program& program, std::size_t at) {
 }
 
 ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                     const Parallelism& parallelism, const CallWorkspace& scratch) {
+                     const Parallelism& parallelism, const CallWorkspace& scratch, const FetchedType& fetched) {
   for (const Instance& i : program.instances)
     if (i.phase == Phase::forward_backward) throw std::logic_error("passes side by side, which are written out first");
   for (const ProgramChunk& chunk : program.chunks) {
@@ -370,7 +387,7 @@ ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldT
             fmt::format("stage {} would receive {} from the stage before, which is priced, not run", program.stage, name),
             "pp = 1, or another cut of the layers");
   }
-  return Layout(program, problem, held, parallelism, scratch).run();
+  return Layout(program, problem, held, parallelism, scratch, fetched).run();
 }
 
 }  // namespace moeplan

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct CarriedSum {
 struct SlotPlacement {
   PassPlacement forward, backward;
   std::vector<CarriedSum> sums;  ///< after the backward, in order
+  std::map<ValueId, std::int32_t> host;  ///< where kept values wait in host memory
 };
 
 /// What crosses the ends of a virtual stage: the stream first, then the stored blocks.
@@ -67,8 +69,12 @@ struct ArenaPlan {
   Bytes peak{};  ///< most bytes of buffers alive together
   std::array<Bytes, kMemoryCategories> at_peak{};
   std::string peak_at;
+  std::vector<ArenaBuffer> host;  ///< kept values in host memory, from their copy out to their copy back
+  Bytes host_size{};
 };
 
+/// In which type frozen weights come from host memory for their slot's gather; empty: they lie on the device.
+using FetchedType = std::function<DType(const Block&, WeightId)>;
 /// Workspace that the backend wants for a call of a block; empty: the contract's.
 using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 
@@ -78,7 +84,8 @@ using CallWorkspace = std::function<Bytes(const Block&, const BlockNode&)>;
 /// Lays out a program. Throws InputError for what it has no place for: messages of other values than the stream
 /// and stored blocks.
 [[nodiscard]] ArenaPlan plan_arena(const Program& program, const Problem& problem, const HeldType& held,
-                                   const Parallelism& parallelism = {}, const CallWorkspace& scratch = {});
+                                   const Parallelism& parallelism = {}, const CallWorkspace& scratch = {},
+                                   const FetchedType& fetched = {});
 
 /// Gives each buffer an offset, a multiple of 256 bytes, such that no two that are alive together overlap. Returns the size of the arena, which is
 /// at least the most bytes alive together; what it is above that are gaps (executor/arena/place.cpp says how they are kept small).

@@ -3,6 +3,7 @@
 /// and in which order calls run is decided above it. `cpu` computes with the references, `null` walks and computes nothing. A device
 /// backend queues the same calls on its stream: nothing here waits but `read` and `wait`.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,6 +56,14 @@ class OutOfMemory : public InputError {
   using InputError::InputError;
 };
 
+/// Two directions at once take two lanes: what a plan calls the copy lane, and the way back beside it.
+enum class CopyLane : std::uint8_t { main, back };
+
+/// When a copy ran, in seconds since the first stamp.
+struct CopySpan {
+  double begin = 0, end = 0;
+};
+
 class Backend {
  public:
   /// Memory of the backend; freed with its last owner.
@@ -74,6 +83,9 @@ class Backend {
   [[nodiscard]] virtual WeightForm held_weight(const Op&, DType planned) const { return {held(planned)}; }
   /// Zeroed memory, aligned to 64 bytes. Throws OutOfMemory naming `what` and the bytes where there is none.
   [[nodiscard]] virtual Memory allocate(Bytes bytes, const std::string& what) = 0;
+  /// The same in host memory, which copies of bytes reach at the link's rate (page-locked for a device). Views of it may be written, read and
+  /// given to calls, but slowly.
+  [[nodiscard]] virtual Memory allocate_host(Bytes bytes, const std::string& what) { return allocate(bytes, what); }
   /// Converts between floats here and a tensor there.
   virtual void write(const TensorView& to, std::span<const float> from) = 0;
   virtual void read(const TensorView& from, std::span<float> to) = 0;
@@ -93,6 +105,19 @@ class Backend {
   /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
   virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
   virtual void wait() = 0;
+
+  /// Stands behind a copy and those before it in its lane.
+  using CopyPoint = std::shared_ptr<void>;
+  /// Copies bytes between memory and host memory beside the calls: after what is queued now and after the lane's copies before; what is queued
+  /// later waits for it by `await` only. Here, without a queue, it is done when it is awaited: no sooner than must be.
+  virtual CopyPoint copy_beside(const std::byte* from, std::byte* to, Bytes bytes, CopyLane lane = CopyLane::main);
+  /// What is queued from here on comes after it.
+  virtual void await(const CopyPoint& point);
+  /// The queue of the main copy lane, as `queue`.
+  [[nodiscard]] virtual void* copy_queue() { return nullptr; }
+  /// Whether copies note their times from now on; those noted, in the order in which they were made, forgotten. Before `stamps`.
+  virtual void time_copies(bool on) { times_copies_ = on; }
+  [[nodiscard]] virtual std::vector<CopySpan> copy_times();
 
   /// Scratch of a call besides its operands: the contract's, unless the backend's kernels take another amount.
   [[nodiscard]] virtual Bytes workspace(const OpCall& call) const { return moeplan::workspace(call.op, call.pass, call.wants); }
@@ -120,6 +145,16 @@ class Backend {
   [[nodiscard]] virtual Seconds time(const std::function<void()>& work);
 
  private:
+  struct LaneCopy {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    std::size_t bytes = 0;
+    CopySpan span{};
+    bool timed = false, done = false;
+  };
+  std::array<std::vector<std::shared_ptr<LaneCopy>>, 2> waiting_;   ///< by lane
+  std::vector<std::shared_ptr<LaneCopy>> timed_;
+  bool times_copies_ = false;
   std::vector<double> stamps_;
 };
 

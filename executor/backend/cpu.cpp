@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -154,18 +155,11 @@ class NullBackend final : public Backend {
   void copy(const TensorView&, const TensorView&) override {}
   void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override {}
   void sum_shares(const TensorView&, const TensorView&) override {}
+  CopyPoint copy_beside(const std::byte*, std::byte*, Bytes, CopyLane) override { return nullptr; }
   void wait() override {}
 };
 
 }  // namespace
-
-Seconds Backend::time(const std::function<void()>& work) {
-  wait();
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  wait();
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()};
-}
 
 void Backend::copy_rows(const TensorView& together, const TensorView& apart, std::span<const RowRun> runs, bool gather) {
   const std::int64_t width = together.shape[together.shape.rank - 1];
@@ -193,9 +187,52 @@ void Backend::sum_shares(const TensorView& from, const TensorView& to) {
   write(to, out);
 }
 
+namespace {
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+}  // namespace
+
+Seconds Backend::time(const std::function<void()>& work) {
+  wait();
+  const double begin = seconds_now();
+  work();
+  wait();
+  return {seconds_now() - begin};
+}
+
 void Backend::stamp() {
   wait();
-  stamps_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  stamps_.push_back(seconds_now());
+}
+
+Backend::CopyPoint Backend::copy_beside(const std::byte* from, std::byte* to, Bytes bytes, CopyLane lane) {
+  auto& list = waiting_[static_cast<std::size_t>(lane)];
+  list.push_back(std::make_shared<LaneCopy>(LaneCopy{.from = from, .to = to, .bytes = static_cast<std::size_t>(bytes.value), .timed = times_copies_}));
+  if (times_copies_) timed_.push_back(list.back());
+  return list.back();
+}
+
+void Backend::await(const CopyPoint& point) {
+  const auto* until = static_cast<const LaneCopy*>(point.get());
+  if (!until || until->done) return;
+  for (auto& list : waiting_) {
+    const auto last = std::find_if(list.begin(), list.end(), [&](const auto& copy) { return copy.get() == until; });
+    if (last == list.end()) continue;
+    for (auto it = list.begin(); it != last + 1; ++it) {
+      LaneCopy& copy = **it;
+      if (copy.timed) copy.span.begin = seconds_now();
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      if (copy.timed) copy.span.end = seconds_now();
+      copy.done = true;
+    }
+    list.erase(list.begin(), last + 1);
+    return;
+  }
+}
+
+std::vector<CopySpan> Backend::copy_times() {
+  std::vector<CopySpan> out;
+  for (const auto& copy : std::exchange(timed_, {})) out.push_back({copy->span.begin - stamps_.front(), copy->span.end - stamps_.front()});
+  return out;
 }
 
 std::vector<double> Backend::stamps() {

@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
+#include "executor/cuda/copy_lanes.hpp"
 #include "executor/cuda/elements.hpp"
 #include "executor/cuda/growing.hpp"
 #include "executor/cuda/rows.hpp"
@@ -60,6 +61,16 @@ class CudaBackend final : public Backend {
     return {static_cast<std::byte*>(at), [](std::byte* p) { (void)cudaFree(p); }};
   }
 
+  Memory allocate_host(Bytes bytes, const std::string& what) override { return cuda::page_locked(bytes, what); }
+  CopyPoint copy_beside(const std::byte* from, std::byte* to, Bytes bytes, CopyLane lane) override { return copies_.copy(stream_.get(), from, to, bytes, lane, recording_); }
+  void await(const CopyPoint& point) override { cuda::await_copy(stream_.get(), point); }
+  void* copy_queue() override { return copies_.stream(CopyLane::main); }
+  void time_copies(bool on) override { copies_.time(on); }
+  std::vector<CopySpan> copy_times() override {
+    stream_.synchronize();   // a recording runs there, its copies too
+    return copies_.times(stamps_.front());
+  }
+
   void write(const TensorView& to, std::span<const float> from) override {
     if (plain_bytes(to.dtype) == 0) {
       std::vector<std::byte> bytes(static_cast<std::size_t>(stored_bytes(to.dtype, to.shape).value));
@@ -70,13 +81,13 @@ class CudaBackend final : public Backend {
     staging_.resize(from.size() * static_cast<std::size_t>(plain_bytes(to.dtype)));
     from_floats(to.dtype, from, staging_.data());
     std::byte* const at = to.columns ? passing(static_cast<std::int64_t>(staging_.size())) : to.data;
-    kernels::check(cudaMemcpyAsync(at, staging_.data(), staging_.size(), cudaMemcpyHostToDevice, stream_.get()), "copy to the device");
+    kernels::check(cudaMemcpyAsync(at, staging_.data(), staging_.size(), cudaMemcpyDefault, stream_.get()), "copy to the device");
     if (to.columns) scatter(at, to);
     stream_.synchronize();   // the staging memory is used again
   }
 
   void write_stored(const TensorView& to, std::span<const std::byte> from) override {
-    kernels::check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyHostToDevice, stream_.get()), "copy stored weights to the device");
+    kernels::check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyDefault, stream_.get()), "copy stored weights to the device");
     if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
     stream_.synchronize();   // the bytes are the caller's
   }
@@ -84,7 +95,7 @@ class CudaBackend final : public Backend {
   void read(const TensorView& from, std::span<float> to) override {
     if (plain_bytes(from.dtype) == 0) {
       staging_.resize(static_cast<std::size_t>(stored_bytes(from.dtype, from.shape).value));
-      kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy stored weights from the device");
+      kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDefault, stream_.get()), "copy stored weights from the device");
       stream_.synchronize();
       if (from.arranged) cuda::restore(std::span(staging_).first(static_cast<std::size_t>(payload_bytes(from.dtype, from.shape))));
       return decode_stored(from.dtype, from.shape, staging_.data(), to);
@@ -92,7 +103,7 @@ class CudaBackend final : public Backend {
     staging_.resize(to.size() * static_cast<std::size_t>(plain_bytes(from.dtype)));
     const std::byte* at = from.data;
     if (from.columns) at = gather(from, passing(static_cast<std::int64_t>(staging_.size())));
-    kernels::check(cudaMemcpyAsync(staging_.data(), at, staging_.size(), cudaMemcpyDeviceToHost, stream_.get()), "copy from the device");
+    kernels::check(cudaMemcpyAsync(staging_.data(), at, staging_.size(), cudaMemcpyDefault, stream_.get()), "copy from the device");
     stream_.synchronize();
     to_floats(from.dtype, staging_.data(), to);
   }
@@ -150,7 +161,7 @@ class CudaBackend final : public Backend {
 
   void stamp() override {
     if (stamped_ == stamps_.size()) stamps_.emplace_back();
-    kernels::check(cudaEventRecordWithFlags(stamps_[stamped_++].get(), stream_.get(), recording_ ? cudaEventRecordExternal : cudaEventRecordDefault), "note the time");
+    cuda::note_time(stamps_[stamped_++], stream_.get(), recording_);
   }
   std::vector<double> stamps() override {
     stream_.synchronize();
@@ -276,7 +287,7 @@ class CudaBackend final : public Backend {
   }
 
   void move(const std::byte* from, std::byte* to, const TensorView& t) {
-    kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(t.shape.elements() * plain_bytes(t.dtype)), cudaMemcpyDeviceToDevice, stream_.get()), "copy a tensor");
+    kernels::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(t.shape.elements() * plain_bytes(t.dtype)), cudaMemcpyDefault, stream_.get()), "copy a tensor");
   }
 
   /// Memory for a copy: what is lent, else its own.
@@ -301,8 +312,8 @@ class CudaBackend final : public Backend {
         const std::int64_t bytes = payload_bytes(to.dtype, part), behind = stored_bytes(to.dtype, part).value - bytes;
         cuda::forward(op::Quantise{part[0], columns, DType::f32, to.dtype}, std::vector<void*>{wide + 4 * first * columns, wide + floats}, nullptr, stream_.get());
         const std::int64_t at = row + first, scale_at = tiles ? (matrix % 128 == 0 ? at / 128 : at / matrix * ((matrix + 127) / 128)) * ((columns + 127) / 128) * 4 : at * ((columns + 31) / 32);
-        kernels::check(cudaMemcpyAsync(to.data + payload_bytes(to.dtype, {at, columns}), wide + floats, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream_.get()), "store weights");
-        kernels::check(cudaMemcpyAsync(scales + scale_at, wide + floats + bytes, static_cast<std::size_t>(behind), cudaMemcpyDeviceToDevice, stream_.get()), "store scales");
+        kernels::check(cudaMemcpyAsync(to.data + payload_bytes(to.dtype, {at, columns}), wide + floats, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_.get()), "store weights");
+        kernels::check(cudaMemcpyAsync(scales + scale_at, wide + floats + bytes, static_cast<std::size_t>(behind), cudaMemcpyDefault, stream_.get()), "store scales");
       }
     }
     if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
@@ -314,7 +325,7 @@ class CudaBackend final : public Backend {
     auto* const wide = reinterpret_cast<float*>(temporaries_.at_least(static_cast<std::int64_t>(4 * std::min(piece, from.size()))));
     for (std::size_t at = 0; at < from.size(); at += piece) {
       const std::size_t n = std::min(piece, from.size() - at);
-      kernels::check(cudaMemcpyAsync(wide, from.data() + at, 4 * n, cudaMemcpyHostToDevice, stream_.get()), "copy to the device");
+      kernels::check(cudaMemcpyAsync(wide, from.data() + at, 4 * n, cudaMemcpyDefault, stream_.get()), "copy to the device");
       cuda::combine(wide, DType::f32, to.data + at * static_cast<std::size_t>(plain_bytes(to.dtype)), to.dtype, static_cast<std::int64_t>(n), 1, false, stream_.get());
     }
     stream_.synchronize();
@@ -365,11 +376,12 @@ class CudaBackend final : public Backend {
   kernels::DeviceFacts facts_;
   kernels::Stream stream_;
   cuda::Products products_;
-  Growing scratch_, temporaries_;
+  cuda::Growing scratch_, temporaries_;
   TensorView lent_{};
   bool recording_ = false;
   std::vector<kernels::Event> stamps_;
   std::size_t stamped_ = 0;
+  cuda::CopyLanes copies_;
   std::vector<std::byte> staging_;
   std::map<const std::vector<std::int32_t>*, Cached> columns_;
 };

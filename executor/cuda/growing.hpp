@@ -9,7 +9,7 @@
 #include "kernels/base/cuda.hpp"
 #include "kernels/cuda_frame.hpp"
 
-namespace moeplan {
+namespace moeplan::cuda {
 
 /// Device memory that only grows. What it held is lost when it does. Recordings have addresses: what one may use is kept.
 class Growing {
@@ -18,7 +18,7 @@ class Growing {
     if (bytes > 0 && static_cast<std::size_t>(bytes) > buffer_.bytes()) {
       if (kept_ && buffer_.bytes() > 0) before_.push_back(std::move(buffer_));
       buffer_ = kernels::DeviceBuffer(0);
-      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(cuda::aligned_bytes(bytes + bytes / 8)));
+      buffer_ = kernels::DeviceBuffer(static_cast<std::size_t>(aligned_bytes(bytes + bytes / 8)));
     }
     return bytes > 0 ? buffer_.get<std::byte>() : nullptr;
   }
@@ -35,4 +35,4 @@ class Growing {
   std::vector<kernels::DeviceBuffer> before_;
 };
 
-}  // namespace moeplan
+}  // namespace moeplan::cuda

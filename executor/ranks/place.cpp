@@ -146,11 +146,21 @@ std::vector<ElementRun> held_runs(const Cut& cut, const RankPlace& place) {
 }
 
 GatherLayout gather_layout(const Block& block, const Parallelism& parallelism,
-                           const std::function<DType(DType)>& held) {
+                           const std::function<DType(DType)>& held,
+                           const std::function<DType(const Block&, WeightId)>& fetched) {
+  constexpr std::int64_t alignment = 256;  // of what lies as its kernels read it, stored formats among them
   const RankPlace place{.rank = 0, .parallelism = parallelism};
   GatherLayout out;
-  for (const Weight& w : block.weights) {
+  for (WeightId id = 0; id < static_cast<WeightId>(block.weights.size()); ++id) {
+    const Weight& w = block.weights[static_cast<std::size_t>(id)];
     const std::int64_t degree = place.size(shard_group(w.split));
+    if (fetched && !w.trained) {
+      out.bytes.value = ceil_div(out.bytes.value, alignment) * alignment;
+      out.offset.push_back(out.bytes.value);
+      const DType type = fetched(block, id);
+      out.bytes += degree == 1 ? stored_bytes(type, w.shape) : stored_bytes(type, {ceil_div(w.shape.elements(), degree)}) * degree;
+      continue;
+    }
     const bool cast = w.trained && held(DType::bf16) != held(DType::f32);
     if (degree == 1 && !cast) {
       out.offset.push_back(-1);

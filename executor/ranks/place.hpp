@@ -82,9 +82,10 @@ struct GatherLayout {
   std::vector<std::int64_t> offset;  ///< bytes, per weight; -1: used where it is held
   Bytes bytes{};
 };
-/// Weights that are sharded, or that are held in another type than they compute in, have a copy; a sharded one has room
-/// for its padding.
+/// Weights that are sharded, or that are held in another type than they compute in, or that come from host memory (in the type that `fetched`
+/// says, if it is set) have a copy; a sharded one has room for its padding.
 [[nodiscard]] GatherLayout gather_layout(const Block& block, const Parallelism& parallelism,
-                                         const std::function<DType(DType)>& held);
+                                         const std::function<DType(DType)>& held,
+                                         const std::function<DType(const Block&, WeightId)>& fetched = {});
 
 }  // namespace moeplan

@@ -94,7 +94,7 @@ class Account {
   void nodes(const Instance& i, const Block& b, const std::vector<BlockNode>& list) {
     for (const BlockNode& n : list) {
       const CommCall* comm = std::get_if<CommCall>(&n.call);
-      if (!comm) continue;
+      if (!comm || is_host_copy(comm->collective)) continue;
       const auto bytes = [&](ValueId v) {
         return plain_bytes(held_(b.values[index(v)].dtype)) * b.values[index(v)].shape.elements();
       };

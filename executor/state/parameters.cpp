@@ -86,7 +86,7 @@ Parameter declared(const Weight& w, const ModelSpec& model, std::int32_t layer) 
 }  // namespace
 
 Parameters::Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place,
-                       Keep keep, ExpertSlots slots)
+                       Keep keep, ExpertSlots slots, Offload offload)
     : place_(place), slots_(std::move(slots)) {
   if (problem.workload.optimizer != OptimizerKind::adamw)
     throw InputError("workload.optimizer", fmt::format("{} is priced, not run", name_of(problem.workload.optimizer)),
@@ -119,10 +119,11 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
                         place.parallelism.tp, p.name),
             "no more tensor ranks than key-value heads or state groups, or tune other weights");
       const Bytes value = stored_bytes(p.held, p.held_shape()), full = stored_bytes(DType::f32, p.held_shape());
-      if (keep == Keep::all || p.is_state()) (w.adapter ? bytes_.adapters : bytes_.weights) += value;
+      p.away = !w.trained && offloads_weights(offload);
+      if (keep == Keep::all || p.is_state()) (w.adapter ? bytes_.adapters : p.away ? bytes_.host_weights : bytes_.weights) += value;
       if (w.trained) {
         bytes_.gradients += full;
-        bytes_.optimizer += full * 2;
+        (offloads_optimizer(offload) ? bytes_.host_optimizer : bytes_.optimizer) += full * 2;
         bytes_.trained_elements += p.held_shape().elements();
       }
       by_name_.emplace(p.name, all_.size());
@@ -131,7 +132,7 @@ Parameters::Parameters(const Program& program, const Problem& problem, Backend& 
     }
   }
   set_slots(slots_);
-  allocate(backend, keep);
+  allocate(backend, keep, offload);
 }
 
 void Parameters::set_slots(const ExpertSlots& slots) {
@@ -142,7 +143,7 @@ void Parameters::set_slots(const ExpertSlots& slots) {
 
 /// One piece of memory for all frozen tensors and one for each kind of trained state: a device rounds every allocation
 /// up to 2 MiB, and the optimizer is one call instead of hundreds.
-void Parameters::allocate(Backend& backend, Keep keep) {
+void Parameters::allocate(Backend& backend, Keep keep, Offload offload) {
   const bool null = backend.name() == "null";
   constexpr std::int64_t alignment = 256;
   const auto piece = [&](const Backend::Memory& whole, std::int64_t at) {
@@ -167,12 +168,15 @@ void Parameters::allocate(Backend& backend, Keep keep) {
     run_of[i] = r, at[i] = runs_[r].elements;
     runs_[r].elements += ceil_div(p.held_shape().elements(), alignment) * alignment;
   }
-  const Backend::Memory weights = backend.allocate({frozen}, "frozen weights");
+  const auto take = [&](bool away, std::int64_t bytes, const char* what) {
+    return away ? backend.allocate_host({bytes}, what) : backend.allocate({bytes}, what);
+  };
+  const Backend::Memory weights = take(offloads_weights(offload), frozen, "frozen weights");
   for (TrainedRun& run : runs_) {
     run.value = backend.allocate({plain_bytes(run.held) * run.elements}, "trained weights");
     run.gradient = backend.allocate({4 * run.elements}, "gradients");
-    run.first_moment = backend.allocate({4 * run.elements}, "first moments");
-    run.second_moment = backend.allocate({4 * run.elements}, "second moments");
+    run.first_moment = take(offloads_optimizer(offload), 4 * run.elements, "first moments");
+    run.second_moment = take(offloads_optimizer(offload), 4 * run.elements, "second moments");
   }
   for (std::size_t i = 0; i < all_.size(); ++i) {
     Parameter& p = all_[i];
@@ -193,10 +197,14 @@ Bytes held_bytes(const Block& block, WeightId id, const Problem& problem, const 
   return stored_bytes(held_form(block, id, problem, backend, shards).dtype, shards == 1 ? whole : Shape{ceil_div(whole.elements(), shards)});
 }
 
-Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend) {
+namespace {
+
+/// By slot.
+std::vector<Bytes> beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend) {
   const RankPlace place{.rank = 0, .parallelism = parallelism};
-  Bytes out{};
+  std::vector<Bytes> all;
   for (const Slot& slot : program.slots) {
+    Bytes& out = all.emplace_back();
     const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
     for (WeightId id = 0; id < static_cast<WeightId>(block.weights.size()); ++id) {
       const Weight& w = block.weights[static_cast<std::size_t>(id)];
@@ -205,7 +213,27 @@ Bytes held_beyond_plan(const Program& program, const Problem& problem, const Par
       out += held_bytes(block, id, problem, backend, shards) - Bytes{ceil_div(stored_bytes(w.dtype, w.shape).value, shards)};
     }
   }
+  return all;
+}
+
+}  // namespace
+
+Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend) {
+  Bytes out{};
+  for (const Bytes b : beyond_plan(program, problem, parallelism, backend)) out += b;
   return out;
+}
+
+Bytes fetched_beyond_plan(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend) {
+  const std::vector<Bytes> all = beyond_plan(program, problem, plan.parallelism, backend);
+  const auto ahead = plan.reshard_after_forward ? static_cast<std::size_t>(plan.prefetch) : all.size();
+  Bytes most{};
+  for (std::size_t slot = 0; slot < all.size(); ++slot) {
+    Bytes there{};
+    for (std::size_t s = slot; s < std::min(all.size(), slot + ahead + 1); ++s) there += all[s];
+    most = std::max(most, there);
+  }
+  return most;
 }
 
 Parameter* Parameters::find(const std::string& name) {

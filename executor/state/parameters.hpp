@@ -26,6 +26,7 @@ struct Parameter {
   DType held = DType::bf16;      ///< type in memory
   bool arranged = false;         ///< `WeightForm`
   bool trained = false, adapter = false, buffer = false;
+  bool away = false;             ///< frozen, in host memory: its slot's gather fetches it
   std::vector<TensorSource> sources;  ///< names completed with prefix and layer; `*` left for the expert
   std::int32_t layer = -1;            ///< decoder layer; -1 outside
   std::int64_t shards = 1;            ///< FSDP degree
@@ -59,10 +60,10 @@ struct TrainedRun {
 
 class Parameters {
  public:
-  /// Declares all of them and allocates what is kept; values are zero. Refuses states that the executor does not keep,
+  /// Declares all of them and allocates what is kept, frozen weights and moments in host memory where `offload` has them; values are zero. Refuses states that the executor does not keep,
   /// by name.
   Parameters(const Program& program, const Problem& problem, Backend& backend, const RankPlace& place = {},
-             Keep keep = Keep::all, ExpertSlots slots = {});
+             Keep keep = Keep::all, ExpertSlots slots = {}, Offload offload = Offload::none);
 
   [[nodiscard]] const RankPlace& place() const { return place_; }
   /// Where the routed experts of a decoder layer are; null: in their order.
@@ -84,7 +85,7 @@ class Parameters {
   [[nodiscard]] StateBytes bytes() const { return bytes_; }
 
  private:
-  void allocate(Backend& backend, Keep keep);
+  void allocate(Backend& backend, Keep keep, Offload offload);
 
   RankPlace place_;
   ExpertSlots slots_;
@@ -101,6 +102,8 @@ class Parameters {
 /// Bytes by which frozen weights take more on a rank than stored as the plan wants them: block-quantised ones that the
 /// backend holds in bf16, for want of a kernel or because ranks share them.
 [[nodiscard]] Bytes held_beyond_plan(const Program& program, const Problem& problem, const Parallelism& parallelism, const Backend& backend);
+/// The same of the copies of weights in host memory that are on the device together.
+[[nodiscard]] Bytes fetched_beyond_plan(const Program& program, const Problem& problem, const Plan& plan, const Backend& backend);
 
 /// Seeded start values. Each tensor's numbers depend on the seed and its own name only: nearly normal with deviation
 /// 0.02 for matrices (Backend::fill_normal), ones for norms, zeros for biases, B of LoRA pairs zero and A uniform in

@@ -31,6 +31,10 @@ double stamp_seconds(Backend& backend) {
 }
 
 void StepRecorder::record(const Instance& instance, const BlockNode& node, double begin, double end) {
+  if (const CommCall* comm = std::get_if<CommCall>(&node.call); comm && is_host_copy(comm->collective)) {
+    copies_.push_back({instance, {std::string(name_of(comm->collective)), Activity::copy, begin, end}});
+    return;
+  }
   const bool backward = instance.phase == Phase::backward;
   if (stretches_.empty() || stretches_.back().slot != instance.slot || stretches_.back().micro_batch != instance.micro_batch || stretches_.back().backward != backward)
     stretches_.push_back({instance.slot, instance.micro_batch, backward, begin, end, {}});
@@ -69,6 +73,10 @@ StepTimeline StepRecorder::timeline() const {
     t.details.push_back(std::move(detail));
     t.step = std::max(t.step, t.events.back().end());
   }
+  if (!copies_.empty()) t.lanes.emplace_back("copy");
+  for (const auto& [instance, copy] : copies_)
+    t.events.push_back({.start = picoseconds(copy.begin), .duration = picoseconds(copy.end - copy.begin), .rank = 0, .lane = 1, .name = name(copy.name), .detail = -1, .call = -1,
+                        .layer = program_.slots[static_cast<std::size_t>(instance.slot)].layer, .micro_batch = instance.micro_batch, .kind = Activity::copy});
   return t;
 }
 
@@ -76,6 +84,7 @@ Json memory_json(const MemoryBreakdown& memory) {
   Json out = Json::object();
   out["peak_bytes"] = memory.peak().value;
   if (!memory.peak_at.empty()) out["peak_at"] = memory.peak_at;
+  if (memory.host.value > 0) out["host_bytes"] = memory.host.value;
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (memory[category].value > 0) out[std::string(name)] = memory[category].value;
   return out;

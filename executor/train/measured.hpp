@@ -28,6 +28,7 @@ class StepRecorder {
   const Program& program_;
   double stamp_ = 0;
   std::vector<Stretch> stretches_;
+  std::vector<std::pair<Instance, Stretch::Part>> copies_;   ///< over the host link
 };
 
 /// Bytes by category, those that are zero left out, with `peak_bytes` and `peak_at`.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "core/checked.hpp"
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/ranks/runnable.hpp"
@@ -71,7 +72,7 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
       progress_(progress) {
   if (world && world->size() > 1) ranks_.emplace(*world, plan.parallelism, tensor_neighbours(problem, plan));
   parameters_.emplace(program_, problem, backend, ranks_ ? ranks_->place() : RankPlace{}, Keep::all,
-                      expected_slots(problem, plan));
+                      expected_slots(problem, plan), plan.offload);
   walk_.emplace(program_, problem, plan, *parameters_, backend, options.walk, ranks(), progress);
   // Values held as f32 are updated where they lie; others pass through memory of a piece's size.
   std::int64_t written = 0;
@@ -85,6 +86,7 @@ Trainer::Trainer(const Problem& problem, const Plan& plan, Backend& backend, con
   }
   scratch_bytes_ = {kSquares + 4 * static_cast<std::int64_t>(pieces_.size()) + 256 + 4 * written};
   scratch_ = backend.allocate(scratch_bytes_, "optimizer scratch");
+  place_window();
   device_peak_ = backend.device_memory();
 }
 
@@ -150,28 +152,80 @@ void Trainer::reduce_report(StepReport& report, double& squares) {
 }
 
 void Trainer::update(double rate, double clipping) {
-  const bool null = backend_.name() == "null";
   const TensorView step_size{scratch_.get(), DType::f32, {3}};
   backend_.write(step_size,
                  std::array{static_cast<float>(rate), static_cast<float>(clipping), static_cast<float>(done_ + 1)});
-  const std::int64_t behind_sums = (kSquares + 4 * static_cast<std::int64_t>(pieces_.size()) + 255) / 256 * 256;
+  if (window_) return update_through_window();
   for (const Piece& piece : pieces_) {
     const TrainedRun& run = parameters_->runs()[piece.run];
-    const op::AdamW call{.elements = piece.count,
-                         .weight = DType::f32,
-                         .beta1 = options_.beta1,
-                         .beta2 = options_.beta2,
-                         .epsilon = options_.epsilon,
-                         .weight_decay = options_.weight_decay};
-    const TensorView g = piece_view(piece, run.gradient, DType::f32), w = piece_view(piece, run.value, run.held),
-                     m = piece_view(piece, run.first_moment, DType::f32),
-                     v = piece_view(piece, run.second_moment, DType::f32);
-    // The weights written are the master's: the same numbers to the same place.
-    const TensorView written =
-        run.held == DType::f32 ? w : TensorView{scratch_.get() + (null ? 0 : behind_sums), DType::f32, {piece.count}};
-    backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written},
-                  std::array<TensorView, 9>{}, {});
+    update_elements(piece, piece_view(piece, run.first_moment, DType::f32), piece_view(piece, run.second_moment, DType::f32));
   }
+}
+
+void Trainer::update_elements(const Piece& piece, const TensorView& m, const TensorView& v) {
+  const std::int64_t behind_sums = (kSquares + 4 * static_cast<std::int64_t>(pieces_.size()) + 255) / 256 * 256;
+  const TrainedRun& run = parameters_->runs()[piece.run];
+  const op::AdamW call{.elements = piece.count,
+                       .weight = DType::f32,
+                       .beta1 = options_.beta1,
+                       .beta2 = options_.beta2,
+                       .epsilon = options_.epsilon,
+                       .weight_decay = options_.weight_decay};
+  const TensorView step_size{scratch_.get(), DType::f32, {3}}, g = piece_view(piece, run.gradient, DType::f32),
+                   w = piece_view(piece, run.value, run.held);
+  // The weights written are the master's: the same numbers to the same place.
+  const TensorView written =
+      run.held == DType::f32
+          ? w
+          : TensorView{scratch_.get() + (backend_.name() == "null" ? 0 : behind_sums), DType::f32, {piece.count}};
+  backend_.call({call, Pass::forward, {}}, std::array{g, step_size, w, m, v, w, m, v, written},
+                std::array<TensorView, 9>{}, {});
+}
+
+/// Device memory through which moments in host memory pass: two windows of what the plan says.
+void Trainer::place_window() {
+  if (!offloads_optimizer(plan_.offload)) return;
+  const std::int64_t most = ceil_div(optimizer_window(parameters_->bytes()).value, std::int64_t{2 * 2 * 4 * 256}) * 256;
+  for (const Piece& piece : pieces_)
+    for (std::int64_t at = 0; at < piece.count; at += most)
+      windows_.push_back({piece.run, piece.first + at, std::min(most, piece.count - at)});
+  window_bytes_ = {2 * 2 * 4 * most};
+  window_ = backend_.allocate(window_bytes_, "moments on their way");
+}
+
+/// One window is updated while the next comes and the one before goes back: a lane each way.
+void Trainer::update_through_window() {
+  const bool null = backend_.name() == "null";
+  const std::int64_t half = window_bytes_.value / 4;
+  std::array<Backend::CopyPoint, 2> there{}, gone{};
+  const auto moment = [&](std::size_t k, bool second) {
+    return TensorView{window_.get() + (null ? 0 : (2 * static_cast<std::int64_t>(k % 2) + second) * half), DType::f32, {windows_[k].count}};
+  };
+  const auto copy = [&](std::size_t k, bool back) {
+    const TrainedRun& run = parameters_->runs()[windows_[k].run];
+    const Bytes bytes{4 * windows_[k].count};
+    Backend::CopyPoint last;
+    for (const bool second : {false, true}) {
+      std::byte* const host = piece_view(windows_[k], second ? run.second_moment : run.first_moment, DType::f32).data;
+      std::byte* const here = moment(k, second).data;
+      last = back ? backend_.copy_beside(here, host, bytes, CopyLane::back) : backend_.copy_beside(host, here, bytes);
+    }
+    (back ? gone : there)[k % 2] = std::move(last);
+  };
+  const auto fetch = [&](std::size_t k) {
+    if (k >= windows_.size()) return;
+    if (gone[k % 2]) backend_.await(gone[k % 2]);
+    copy(k, false);
+  };
+  fetch(0);
+  for (std::size_t k = 0; k < windows_.size(); ++k) {
+    fetch(k + 1);
+    backend_.await(there[k % 2]);
+    update_elements(windows_[k], moment(k, false), moment(k, true));
+    copy(k, true);
+  }
+  for (const Backend::CopyPoint& point : gone)
+    if (point) backend_.await(point);
 }
 
 float Trainer::differentiate(const Batch& batch) {
@@ -347,7 +401,8 @@ MemoryBreakdown Trainer::memory() const {
   out[MemoryCategory::weights] += state.weights;
   out[MemoryCategory::adapters] += state.adapters;
   out[MemoryCategory::gradients] += state.gradients;
-  out[MemoryCategory::optimizer] += state.optimizer;
+  out[MemoryCategory::optimizer] += state.optimizer + window_bytes_;
+  out.host = state.host_weights + state.host_optimizer + walk_->host();
   out[MemoryCategory::allocator_reserve] = walk_->arena().size - walk_->arena().peak;
   out[MemoryCategory::communication] += walk_->staged() + moving_.bytes;
   out[MemoryCategory::workspace] += backend_.beside();

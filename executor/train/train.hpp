@@ -78,6 +78,9 @@ class Trainer {
     std::size_t run = 0;
     std::int64_t first = 0, count = 0;
   };
+  void place_window();
+  void update_elements(const Piece& piece, const TensorView& m, const TensorView& v);
+  void update_through_window();
   [[nodiscard]] TensorView piece_view(const Piece& piece, const Backend::Memory& memory, DType type) const;
   [[nodiscard]] std::vector<Batch> own_tokens(const std::vector<Batch>& batches) const;
   void zero_gradients();
@@ -101,6 +104,9 @@ class Trainer {
   Backend::Memory scratch_;  ///< step size, sums of squares, written weights of a piece
   Bytes scratch_bytes_{};
   std::vector<Piece> pieces_;
+  std::vector<Piece> windows_;  ///< moments in host memory: what passes through the device together
+  Backend::Memory window_;      ///< of two of them
+  Bytes window_bytes_{};
   Bytes device_peak_{};  ///< what the driver said was taken when most was
   std::int64_t done_ = 0;
 };

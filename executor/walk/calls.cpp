@@ -48,9 +48,10 @@ TensorView Walk::weight_view(std::int32_t slot, WeightId w) const {
   if (gathered_[index(slot)] >= 0) {
     TensorView out = gathered_view(slot, w, p.shape.elements());
     out.shape = p.shape;
+    if (p.away) out.dtype = p.held, out.arranged = p.arranged;
     return out;
   }
-  if (p.shards > 1) throw std::logic_error(p.name + " is used while it is not gathered");
+  if (p.shards > 1 || p.away) throw std::logic_error(p.name + " is used while it is not gathered");
   return p.view();
 }
 

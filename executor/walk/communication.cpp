@@ -1,4 +1,4 @@
-/// Communication calls: rows to experts and back, weights gathered, gradients reduced, messages between stages.
+/// Communication calls: rows to experts and back, gradients reduced, messages between stages.
 
 #include <fmt/format.h>
 
@@ -140,42 +140,6 @@ TensorView Walk::from_row(TensorView view, std::int64_t row) {
 
 bool Walk::is_cut(std::int32_t slot, ValueId v) const { return v >= 0 && notes_of(slot).cut[index(v)]; }
 
-void Walk::gather_weights(std::int32_t slot, std::int32_t buffer) {
-  gathered_[index(slot)] = buffer;
-  const Block& b = block_of(slot);
-  struct Part {
-    Group group;
-    std::byte *mine, *whole;
-    std::int64_t count;
-    Wire wire;
-  };
-  std::vector<Part> parts;
-  for (WeightId w = 0; w < static_cast<WeightId>(b.weights.size()); ++w) {
-    if (notes_of(slot).gathered.offset[index(w)] < 0) continue;
-    const Parameter& p = parameters_.all()[parameters_.of(index(slot), w)];
-    const std::int64_t count = p.held_shape().elements();
-    TensorView mine = gathered_view(slot, w, count);
-    std::byte* const whole = mine.data;
-    const Group group = shard_group(p.split);
-    if (p.shards > 1) mine.data += ranks_->place().index(group) * count * plain_bytes(mine.dtype);
-    TensorView held = p.view();
-    held.shape = mine.shape;
-    backend_.copy(held, mine);
-    const Wire wire = wire_of(mine.dtype);
-    if (p.shards > 1) parts.push_back({group, mine.data, whole, count * wire.per_element, wire});
-  }
-  for (const Group group : {Group::data_shard, Group::expert_data_shard}) {
-    if (std::none_of(parts.begin(), parts.end(), [&](const Part& p) { return p.group == group; })) continue;
-    Communicator& c = ranks_->need(group);
-    arriving_[index(slot)].push_back(issue(c, backend_, static_cast<bool>(clock_), [&] {
-      c.begin_together();
-      for (const Part& p : parts)
-        if (p.group == group) c.all_gather(p.mine, p.whole, p.count, p.wire.dtype);
-      c.end_together();
-    }));
-  }
-}
-
 /// Whether a trained weight's gradient crosses the network.
 bool Walk::reduces(const Parameter& p) const {
   return ranks_ && (!p.alike.empty() || ranks_->of(shard_group(p.split)) || ranks_->of(replicate_group(p.split)));
@@ -310,6 +274,7 @@ void Walk::message(std::size_t at) {
     sending_.insert(sending_.end(), parts.begin(), parts.end());
     return;
   }
+  for (const std::int32_t id : buffers) claim(id);
   receiving_.insert(receiving_.end(), parts.begin(), parts.end());
   if (goes_with_next(program_, at)) return;
   after_compute(stages, backend_);

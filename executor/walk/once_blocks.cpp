@@ -6,6 +6,7 @@
 #include <set>
 
 #include "executor/walk/once.hpp"
+#include "sim/program/context_steps.hpp"
 
 namespace moeplan {
 namespace {
@@ -36,6 +37,7 @@ class Rewriter {
         }
         if (is_call<op::Permute>(n, Pass::backward) && n.gradients[2] >= 0) copies_of_[n.gradients[2]] = &n;
       }
+    swap_returned();
   }
 
   std::optional<Block> run() {
@@ -48,6 +50,27 @@ class Rewriter {
   }
 
  private:
+  /// Where the rows of a sum wait in host memory for its backward pass, the experts' results that they were made of wait instead.
+  void swap_returned() {
+    for (BlockNode& back : block_.backward) {
+      const CommCall* comm = std::get_if<CommCall>(&back.call);
+      if (!comm || comm->collective != Collective::from_host) continue;
+      const ValueId rows = back.writes.front();
+      const auto results = combines_.find(back.operands.front());
+      const bool summed = std::any_of(block_.backward.begin(), block_.backward.end(), [&](const BlockNode& n) {
+        return is_call<op::Combine>(n, Pass::backward) && n.operands[0] == rows;
+      });
+      if (!summed || results == combines_.end()) continue;
+      const ValueId made = results->second->reads.front(), kept = back.operands.front(),
+                    returned = add_like(block_, made, block_.values[static_cast<std::size_t>(made)].name + " (returned)");
+      for (BlockNode& out : block_.forward)
+        if (const CommCall* leaves = std::get_if<CommCall>(&out.call); leaves && leaves->collective == Collective::to_host && out.reads.front() == kept)
+          out.reads.front() = made;
+      back.operands.front() = made, back.writes.front() = returned;
+      returned_[rows] = returned;
+    }
+  }
+
   /// What the new calls of the backward pass read of the forward pass.
   void find_kept() {
     std::set<ValueId> read, written;
@@ -88,9 +111,10 @@ class Rewriter {
           out.back().operands = {of[0], n.recompute ? -1 : of[1], n.recompute ? -1 : weights_};
         } else if (sum != sums_of_.end()) {
           const BlockNode& combine = *sum->second;
+          const auto returned = returned_.find(combine.operands[0]);
           const auto results = combines_.find(combine.operands[0]);
-          if (results == combines_.end()) return false;
-          out.back().operands = {combine.gradients[3], results->second->reads.front()};
+          if (results == combines_.end() && returned == returned_.end()) return false;
+          out.back().operands = {combine.gradients[3], returned == returned_.end() ? results->second->reads.front() : returned->second};
           out.back().gradients = {combine.gradients[1]};
           if (combine.gradients[1] >= 0) out.back().writes.push_back(combine.gradients[1]);
         } else {
@@ -122,6 +146,7 @@ class Rewriter {
   ValueId weights_ = -1;
   std::map<ValueId, const BlockNode*> permutes_, combines_;  ///< by what they write
   std::map<ValueId, bool> summed_;                           ///< rows that a combine sums
+  std::map<ValueId, ValueId> returned_;                      ///< rows from host memory: what comes back in their place
   std::map<ValueId, const BlockNode*> sums_of_, copies_of_;  ///< backward: of the gradient of the rows
 };
 

@@ -1,30 +1,12 @@
 /// What is under way between ranks while others compute: when it is waited for, and how much of it was hidden.
 
 #include <algorithm>
+#include <utility>
 
 #include "executor/walk/pieces.hpp"
 #include "executor/walk/walk.hpp"
 
 namespace moeplan {
-
-/// From here on the time is that of calls; what came before is not.
-void Walk::begin_clock() {
-  if (clock_) timed_.emplace_back(nullptr, nullptr), backend_.stamp();
-}
-
-/// One stamp behind each call; one before the first of a pass.
-void Walk::tell_clock() {
-  if (!clock_) return;
-  const std::vector<double> at = backend_.stamps();
-  for (std::size_t c = 0; c < timed_.size(); ++c)
-    if (timed_[c].first) clock_(*timed_[c].first, *timed_[c].second, clocked_ + at[c - 1], clocked_ + at[c]);
-  for (const Awaited& a : awaited_) {
-    a.of->seconds += a.way.seconds();
-    a.of->waited += a.way.begun ? at[a.stamp] - at[a.stamp - 1] : a.way.blocked;
-  }
-  if (!at.empty()) clocked_ += at.back();
-  timed_.clear(), awaited_.clear();
-}
 
 /// The backend's queue has what is under way. What it waited for here was not hidden.
 void Walk::await(UnderWay way, Overlap& of, const Instance* instance, const BlockNode* node) {
@@ -59,6 +41,7 @@ void Walk::await_weights(std::int32_t slot) {
     await(std::move(way), overlaps_.gather, nullptr, nullptr);
   }
   arriving_[index(slot)].clear();
+  if (fetching_[index(slot)]) backend_.await(std::exchange(fetching_[index(slot)], nullptr));
 }
 
 }  // namespace moeplan

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -32,6 +31,12 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
       progress_(progress) {
   if (plan.experts.capacity_factor && options.capacity_factor == 0)
     options_.capacity_factor = *plan.experts.capacity_factor, options_.overflow = plan.experts.overflow;
+  if (offloads_weights(plan.offload))
+    fetched_ = [this](const Block& b, WeightId w) {
+      std::size_t slot = 0;
+      while (&block_of(static_cast<std::int32_t>(slot)) != &b) ++slot;
+      return parameters_.all()[parameters_.of(slot, w)].held;
+    };
   for (const Block& b : program.blocks) {
     for (const auto* pass : {&b.forward, &b.backward, &b.weight_backward})
       for (const BlockNode& n : *pass)
@@ -55,8 +60,10 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
         const OpCall& call = std::get<OpCall>(n.call);
         const Bytes own = is_view(call.op) ? Bytes{} : backend.workspace(call);
         return backend.wants_dense() ? own + copies.at(&b)(n) : own;
-      });
+      },
+      fetched_);
   memory_ = backend.allocate(arena_.size, "arena");
+  if (arena_.host_size.value > 0) host_ = backend.allocate_host(arena_.host_size, "kept values in host memory");
   const std::int64_t tokens = tokens_here();
   if (tokens > (1 << 24))
     throw InputError("plan.micro_batch",
@@ -83,6 +90,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   }
   gathered_.assign(program.slots.size(), -1);
   arriving_.resize(program.slots.size());
+  fetching_.resize(program.slots.size());
   if (ranks_) {
     staging_bytes_ = moeplan::staging(program_, problem_, plan_, [&](DType t) { return backend.held(t); });
     staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
@@ -155,6 +163,10 @@ void Walk::note_block(const Block& b) {
   }
   for (const BlockNode& n : b.backward) {
     notes.backward.push_back(routed(n, false));
+    if (const CommCall* comm = std::get_if<CommCall>(&n.call); comm && comm->collective == Collective::from_host)
+      for (std::size_t w = 0; w < n.writes.size(); ++w)  // what came back is cut up as it was
+        notes.columns[index(n.writes[w])] = notes.columns[index(n.operands[w])],
+        notes.root_columns[index(n.writes[w])] = notes.root_columns[index(n.operands[w])];
     const op::Split* split = is_split(n);
     if (!split) continue;
     for (std::size_t w = 0; w + 1 < split->operands().size(); ++w) notes.pieces[&n].push_back(piece_columns(*split, w));
@@ -171,7 +183,7 @@ void Walk::note_block(const Block& b) {
   if (exchanges && routers != 1)
     throw InputError(b.name, fmt::format("has {} routers beside expert parallelism, which is priced, not run", routers),
                      "ep = etp = 1");
-  notes.gathered = gather_layout(b, plan_.parallelism, [&](DType t) { return backend_.held(t); });
+  notes.gathered = gather_layout(b, plan_.parallelism, [&](DType t) { return backend_.held(t); }, fetched_);
   // A gradient that is a piece of a piece would lie in two buffers.
   for (std::size_t v = b.forward_values; v < b.values.size(); ++v)
     if (b.alias[index(b.alias[v])] != b.alias[v])
@@ -193,28 +205,14 @@ void Walk::settle() {
 
 void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                 std::int32_t workspace, MicroBatchState& state) {
+  if (const CommCall* comm = std::get_if<CommCall>(&n.call); comm && is_host_copy(comm->collective)) return copy_kept(i, n, place);
   land(block_of(i.slot), &n);
+  meet_copies(i, n, place, workspace);
   if (std::holds_alternative<OpCall>(n.call))
     compute(i, n, routed, place, workspace, state);
   else if (std::holds_alternative<CommCall>(n.call))
     apart([&] { communicate(i, n, routed, place, state); });
   if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();
-}
-
-namespace {
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-}  // namespace
-
-/// What stands for communication on a rank alone is timed with the device idle before and after.
-void Walk::apart(const std::function<void()>& communication) {
-  if (!options_.slice || !ranks_) return communication();
-  backend_.wait();
-  const double begin = seconds_now();
-  communication();
-  backend_.wait();
-  communication_seconds_ += seconds_now() - begin;
 }
 
 /// Gradients of stored blocks and shared values meet those that other slots have sent.
@@ -235,6 +233,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     tell("forward");
     if (i.slot == program_.chunks.front().first && !program_.chunks.front().receives) {
       const std::int64_t tokens = tokens_here();
+      claim(place.forward.values[index(b.inputs.front())]);
       backend_.copy(outside_view(state, outside_.looked_up, DType::i32, tokens),
                     value_view(i.slot, place.forward, b.inputs.front(), {tokens}, state));
     }
@@ -254,9 +253,11 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
     tell("backward");
     if (index(i.slot) + 1 == program_.slots.size() && ends_model())
       for (const ValueId g : b.output_grads)
-        if (g >= 0)
+        if (g >= 0) {
+          claim(place.backward.values[index(g)]);
           backend_.copy(outside_view(state, outside_.share, DType::f32, 1),
                         value_view(i.slot, place.backward, g, {1}, state));
+        }
     begin_clock();
     for (std::size_t n = 0; n < b.backward.size(); ++n)
       node(i, b.backward[n], notes.backward[n], place.backward, place.backward.workspace[n], state);
@@ -267,6 +268,7 @@ void Walk::pass(const Instance& i, MicroBatchState& state) {
 }
 
 void Walk::begin(MicroBatchState& state, const Batch& batch, float share, float balance_share) {
+  if (clock_) backend_.time_copies(true);
   state.batch = &batch;
   state.share = share;
   state.balance_share = balance_share;
@@ -279,9 +281,10 @@ void Walk::step(std::size_t at, MicroBatchState& state) {
   switch (i.phase) {
     case Phase::gather:
       tell("gather");
-      apart([&] { gather_weights(i.slot, arena_.gathered[at]); });
+      apart([&] { gather_weights(i, arena_.gathered[at]); });
       break;
     case Phase::release:
+      await_weights(i.slot);  // if nobody has used them
       gathered_[index(i.slot)] = -1;
       break;
     case Phase::forward:
@@ -323,7 +326,7 @@ void Walk::queue(std::int32_t micro_batch, const Batch& batch, const std::functi
   }
   if (clock_) {  // with the stamps in it, for this time
     const Backend::Recording timed = backend_.record(work);
-    if (!timed) return timed_.clear(), work();
+    if (!timed) return timed_.clear(), timed_copies_.clear(), work();
     return timed();
   }
   if (!known.play && recordings_ < kMostRecordings) known.play = backend_.record(work), ++recordings_;
@@ -341,6 +344,7 @@ float Walk::run(std::int32_t micro_batch, const Batch& batch, float share, float
   queue(micro_batch, batch, [&] {
     for (std::size_t at = 0; at < program_.instances.size(); ++at)
       if (program_.instances[at].micro_batch == micro_batch) step(at, state);
+    settle_copies();
   });
   tell_clock();
   finish(state);
@@ -365,6 +369,7 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
   for (std::size_t at = 0; at < program_.instances.size(); ++at)
     if (const std::int32_t j = program_.instances[at].micro_batch; j >= 0) step(at, lanes_[index(j)]);
   flush_sends();
+  settle_copies();
   tell_clock();
   for (MicroBatchState& lane : lanes_) {
     finish(lane);
@@ -380,6 +385,7 @@ float Walk::evaluate(const Batch& batch) {
   for (std::size_t at = 0; at < program_.instances.size() && program_.instances[at].phase != Phase::backward; ++at)
     if (program_.instances[at].micro_batch == 0) step(at, state);
   std::fill(gathered_.begin(), gathered_.end(), -1);
+  settle_copies();
   finish(state);
   return state.result.loss;
 }

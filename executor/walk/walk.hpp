@@ -102,6 +102,7 @@ class Walk {
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
   [[nodiscard]] Bytes staged() const;  ///< held beside the arena for exchanges and reductions
+  [[nodiscard]] Bytes host() const { return arena_.host_size; }  ///< kept values in host memory
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
   /// Whether all gradients that this rank has given to the sums over ranks in the last `run_all` were finite; empty where it gave none.
@@ -184,6 +185,10 @@ class Walk {
   [[nodiscard]] Routes learn_tokens(const Instance& i, const BlockNode& n, const PassPlacement& place,
                                     MicroBatchState& state);
   void find_ways();
+  void copy_kept(const Instance& i, const BlockNode& n, const PassPlacement& place);
+  void claim(std::int32_t buffer);
+  void meet_copies(const Instance& i, const BlockNode& n, const PassPlacement& place, std::int32_t workspace);
+  void settle_copies();
   void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                      TensorView from, TensorView to, MicroBatchState& state);
   struct InFlight;
@@ -254,7 +259,7 @@ class Walk {
   [[nodiscard]] const RouterAt& router_at(std::int32_t slot, std::size_t ordinal) const;
   void place_routers();
   void feed(MicroBatchState& state);
-  void gather_weights(std::int32_t slot, std::int32_t buffer);
+  void gather_weights(const Instance& i, std::int32_t buffer);
   void await_weights(std::int32_t slot);
   void settle();
   void add_carried(const Instance& i);
@@ -310,6 +315,20 @@ class Walk {
       slices_;  ///< columns of parts of tensors, by those of the tensor, first and count
   std::vector<std::int32_t> gathered_;  ///< per slot: buffer of its gathered weights while they are there
   std::vector<std::vector<UnderWay>> arriving_;  ///< per slot: the gathers of its weights
+  std::vector<Backend::CopyPoint> fetching_;  ///< per slot: behind which its weights have come from host memory
+  Backend::Memory host_;                      ///< kept values that wait there
+  /// Copies of kept values under way: out of a stretch of the arena, back into a value.
+  struct Leaving {
+    std::int64_t begin = 0, end = 0;
+    Backend::CopyPoint point;
+  };
+  struct Returning {
+    std::int32_t micro_batch = -1, slot = -1;
+    ValueId value = -1;
+    Backend::CopyPoint point;
+  };
+  std::vector<Leaving> leaving_;
+  std::vector<Returning> returning_;
   std::vector<MicroBatchState> lanes_;
   OutsideLayout outside_;
   std::vector<RouterAt> routers_;
@@ -337,6 +356,9 @@ class Walk {
   };
   std::vector<Awaited> awaited_;
   Overlaps overlaps_;
+  std::vector<std::pair<const Instance*, const BlockNode*>> timed_copies_;
+  const BlockNode fetch_{.call = CommCall{.collective = Collective::from_host}, .lane = Lane::copy, .reads = {}, .writes = {}, .weights = {}};
+  FetchedType fetched_;  ///< of weights in host memory
   double clocked_ = 0;  ///< seconds of the micro-batches before
   double communication_seconds_ = 0;
 };

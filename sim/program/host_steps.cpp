@@ -38,12 +38,12 @@ std::vector<std::pair<ValueId, ValueId>> move_kept(Block& block) {
       block.host += out.payload;
       CommCall in = out;
       in.collective = Collective::from_host;
-      block.backward.push_back({.call = in, .lane = Lane::copy, .reads = {}, .writes = {returned}, .weights = {}});
+      block.backward.push_back({.call = in, .lane = Lane::copy, .reads = {}, .writes = {returned}, .weights = {}, .operands = {root}});
     }
     std::vector<ValueId>& writes = block.backward[it->second].writes;
     const ValueId known =
         v == root ? writes.front() : add_like(block, v, block.values[index(v)].name + " (returned)", writes.front());
-    if (v != root) writes.push_back(known);
+    if (v != root) writes.push_back(known), block.backward[it->second].operands.push_back(v);
     moved.emplace_back(v, known);
   }
   block.kept = std::move(stays);

@@ -54,8 +54,6 @@ TEST(Runnable, RefusesWithTheReasonBeforeAnyRankStarts) {
   says(q, 4, "plan.experts.chunks", "in pieces beside");
   q = good, q.experts.replicas = 2;
   says(q, 4, "plan.experts.replicas", "2");
-  q = good, q.offload = Offload::optimizer;
-  says(q, 4, "plan.offload", "optimizer");
   q = on_ranks(p, {.dp_shard = 2}, 2), q.schedule = Schedule::expert_overlap;
   says(q, 2, "plan.schedule", "expert_overlap");
   const SliceRows rows;
