@@ -48,23 +48,30 @@ DeviceBuffer random_buffer(std::size_t count, std::uint32_t seed, float scale) {
     return buffer;
 }
 
-/// Median milliseconds of `work` on the default stream. Before each sample 192 MB are written, which empties the L2
-/// cache and hides the launch.
-inline float cold_median(const std::function<void()>& work, int samples = 11) {
+/// Median milliseconds of each of `works` on the default stream, taken in turn, so that all meet the same clocks: under a
+/// power limit what runs later runs slower. Before each sample 192 MB are written, which empties the L2 cache and hides
+/// the launch.
+inline std::vector<float> cold_medians(const std::vector<std::function<void()>>& works, int samples = 11) {
     static DeviceBuffer flush(192u << 20);
-    work();
-    std::vector<float> times;
-    for (int i = 0; i < samples; ++i) {
-        Event begin, end;
-        flush.fill(i);
-        begin.record(nullptr);
-        work();
-        end.record(nullptr);
-        end.synchronize();
-        times.push_back(end.milliseconds_since(begin));
+    for (const auto& work : works) work();
+    std::vector<std::vector<float>> times(works.size());
+    for (int i = 0; i < samples; ++i)
+        for (std::size_t w = 0; w < works.size(); ++w) {
+            Event begin, end;
+            flush.fill(i);
+            begin.record(nullptr);
+            works[w]();
+            end.record(nullptr);
+            end.synchronize();
+            times[w].push_back(end.milliseconds_since(begin));
+        }
+    std::vector<float> medians;
+    for (auto& t : times) {
+        std::nth_element(t.begin(), t.begin() + samples / 2, t.end());
+        medians.push_back(t[samples / 2]);
     }
-    std::nth_element(times.begin(), times.begin() + samples / 2, times.end());
-    return times[samples / 2];
+    return medians;
 }
+inline float cold_median(const std::function<void()>& work, int samples = 11) { return cold_medians({work}, samples)[0]; }
 
 } // namespace moeplan::bench

@@ -28,26 +28,6 @@ std::string shape(const op::GroupedLinear& op) {
 using grouped::Scratch;
 using grouped::scratch_of;
 
-struct Scaled {
-  static constexpr int unroll = 2;
-  const bf16* from;
-  bf16* to;
-  float scale;
-  template <int V>
-  struct Piece {
-    Pack<bf16, V> value;
-  };
-  template <int V>
-  __device__ Piece<V> load(i64 i) const { return {cuda::load<V, false>(from + i)}; }
-  template <int V>
-  __device__ void store(i64 i, const Piece<V>& p) const {
-    float v[V];
-#pragma unroll
-    for (int j = 0; j < V; ++j) v[j] = scale * p.value[j];
-    cuda::store<V>(to + i, v);
-  }
-};
-
 struct Added {
   static constexpr int unroll = 2;
   const bf16* more;
@@ -132,6 +112,14 @@ struct Call {
   void product(grouped::Forward a) const { a.portable = portable(), grouped::forward(a, f.stream()); }
   void product(grouped::InputGradient a) const { a.portable = portable(), grouped::input_gradient(a, f.stream()); }
   void product(grouped::SlotProduct a) const { a.portable = portable(), grouped::slot_product(a, f.stream()); }
+  /// The low-rank rows; without Hopper's form they are products of the base's kind.
+  void low_rows(const grouped::LowRows& a) const {
+    if (!portable()) return grouped::low_rows(a, f.stream());
+    if (a.gradient) return product(grouped::InputGradient{.dims = {a.factors, a.rows, a.rank, a.width}, .dy = a.from, .dy_rows = a.rows, .weight = a.factor, .offsets = a.offsets, .dx = a.low, .alpha = a.alpha});
+    const grouped::Dims dims{a.factors, a.rows, a.width, a.rank};
+    product(grouped::Forward{.dims = dims, .x = a.from, .x_rows = a.rows, .weight = a.factor, .offsets = a.offsets, .y = a.low, .alpha = a.alpha});
+    if (a.scaled != nullptr) product(grouped::Forward{.dims = dims, .x = a.from, .x_rows = a.rows, .weight = a.factor, .offsets = a.offsets, .y = a.scaled, .alpha = a.alpha * a.scale});
+  }
   [[nodiscard]] bool portable() const { return f.device().compute_capability != 90; }
 
   /// The scales as the MXFP4 kernels read them, 3 % of the weights' bytes read and written.
@@ -155,13 +143,11 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
   grouped::LowRank adapter{};
   if (op.lora_rank > 0) {
     const int rank = static_cast<int>(op.lora_rank);
-    call.product(grouped::Forward{.dims = call.pair_dims(op.in, op.lora_rank), .x = x, .x_rows = call.dims.rows, .weight = a, .offsets = call.pair_offsets(), .y = x_a});
+    bf16* const scaled = op.lora_scale == 1 ? nullptr : call.low();
+    call.low_rows({.factors = call.pairs(), .rows = call.dims.rows, .width = call.dims.in, .rank = rank, .from = x, .factor = a, .offsets = call.pair_offsets(), .low = x_a,
+                   .scaled = scaled, .scale = static_cast<float>(op.lora_scale)});
     clear_rows_from(call.offsets() + op.experts, op.rows, op.lora_rank, x_a, f.stream());
-    adapter = {.rank = rank, .shared = op.shared_adapter, .low = x_a, .factor = b_lora};
-    if (op.lora_scale != 1) {
-      pointwise(op.rows * op.lora_rank, true, Scaled{x_a, call.low(), static_cast<float>(op.lora_scale)}, f.stream(), "grouped_linear: scale of the low-rank rows");
-      adapter.low = call.low();
-    }
+    adapter = {.rank = rank, .shared = op.shared_adapter, .low = scaled == nullptr ? x_a : scaled, .factor = b_lora};
   }
   if (call.packed()) {
     grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y}, f.stream());
@@ -189,7 +175,7 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
   const auto scale = static_cast<float>(op.lora_scale);
   grouped::LowRank adapter{};
   if (op.lora_rank > 0 && (dx != nullptr || da != nullptr)) {
-    call.product(grouped::InputGradient{.dims = call.pair_dims(op.lora_rank, op.out), .dy = dy, .dy_rows = rows, .weight = b_lora, .offsets = call.pair_offsets(), .dx = call.low(), .alpha = scale});
+    call.low_rows({.factors = call.pairs(), .rows = rows, .width = out, .rank = rank, .gradient = true, .from = dy, .factor = b_lora, .offsets = call.pair_offsets(), .low = call.low(), .alpha = scale});
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = call.low(), .factor = a};
   }
   if (dx != nullptr && op.rows > 0) {

@@ -23,7 +23,7 @@ enum class Clusters : int { automatic = 0, single = 1, pairs = 2 };
 
 /// A low-rank adapter's share of a product, added inside the same launch as `rank` more of the contraction:
 /// forward y += low B^T with low = lambda x A^T; input gradient dx += low A with low = lambda dy B. `low` comes from
-/// `forward` (weight A, alpha lambda) or `input_gradient` (weight B, alpha lambda); no delta of the weight is formed.
+/// `low_rows`; no delta of the weight is formed.
 struct LowRank {
     int rank = 0;                 ///< 0: none; a multiple of 8
     bool shared = false;          ///< one factor for all experts
@@ -31,7 +31,7 @@ struct LowRank {
     const bf16* factor = nullptr; ///< forward: B [experts or 1, out, rank]; gradient: A [experts or 1, rank, in]
 };
 
-/// y = alpha (x W^T (+ bias) (+ low rank)), times `row_scale` if given.
+/// y = x W^T (+ bias) (+ low rank), times `row_scale` if given.
 struct Forward {
     Dims dims;
     const bf16* x = nullptr;         ///< [x_rows, in]
@@ -67,7 +67,7 @@ struct GatedForward {
 };
 void gated_forward(const GatedForward& args, cudaStream_t stream);
 
-/// dx = alpha (dy W (+ low rank)), times `row_scale` if given.
+/// dx = dy W (+ low rank), times `row_scale` if given.
 struct InputGradient {
     Dims dims;
     const bf16* dy = nullptr;        ///< [dy_rows, out]; for an interleaved weight in halves, as `pre`
@@ -84,6 +84,23 @@ struct InputGradient {
     bool portable = false;           ///< as in Forward; in halves alone
 };
 void input_gradient(const InputGradient& args, cudaStream_t stream);
+
+/// An adapter's low-rank rows: low = alpha from F_e^T with F = A (forward), low = alpha from F_e with F = B (gradient).
+struct LowRows {
+    int factors = 0;              ///< experts, or 1 for all rows
+    int rows = 0;
+    int width = 0;                ///< of `from`, a multiple of 8: the layer's in (forward) or out (gradient)
+    int rank = 0;                 ///< a multiple of 8
+    bool gradient = false;
+    const bf16* from = nullptr;   ///< [rows, width]: x, or dy
+    const bf16* factor = nullptr; ///< A [factors, rank, width], or B [factors, width, rank]
+    const int* offsets = nullptr; ///< [factors + 1]
+    bf16* low = nullptr;          ///< [rows, rank]
+    float alpha = 1.0f;
+    bf16* scaled = nullptr;       ///< scale times `low`, as rounded; or absent
+    float scale = 1.0f;
+};
+void low_rows(const LowRows& args, cudaStream_t stream);
 
 /// Products over an expert's slots: out[e] = sum over its rows of a_row b_row^T, fp32, one block per output tile, so the
 /// order of the sum is fixed. Experts without rows get zeros. With a = dy and b = x it is the gradient of a trained

@@ -1,6 +1,5 @@
 /// \file
 /// Host side of grouped_linear: refusals, tensor maps, choice of configuration.
-#include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
 #include "kernels/grouped_linear/pairs.hpp"
@@ -8,34 +7,6 @@
 
 namespace moeplan::kernels::grouped_linear {
 namespace {
-
-/// One expert's weight [out, in] as (in, halves, out / halves), rows of a half adjacent or interleaved.
-CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout layout, std::uint32_t box_rows) {
-    const std::uint64_t in = d.in, rows = d.out / halves;
-    const bool interleaved = layout == GateLayout::interleaved;
-    const TensorTile<4> tile{
-        .base = base,
-        .sizes = {in, static_cast<std::uint64_t>(halves), rows, static_cast<std::uint64_t>(d.experts)},
-        .strides = {interleaved ? in * 2 : rows * in * 2, interleaved ? in * 2 * halves : in * 2,
-                    static_cast<std::uint64_t>(d.out) * in * 2},
-        .box = {64, 1, box_rows, 1}};
-    return make_tensor_map(tile, "weights");
-}
-
-/// Maps of the second product; `factor` has `factor_dims` in the roles of in and out.
-void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dims& d, const Dims& factor_dims, int halves,
-                 GateLayout layout, std::uint32_t box_rows) {
-    if (adapter.rank == 0) return;
-    Dims f = factor_dims;
-    f.experts = adapter.shared ? 1 : d.experts;
-    maps.adapter_weight = weight_map(adapter.factor, f, halves, layout, box_rows);
-    Maps rows{};
-    token_maps(rows, adapter.low, d.rows, adapter.rank, 1);
-    maps.adapter_16 = rows.tokens_16;
-    maps.adapter_64 = rows.tokens_64;
-    problem.adapter_steps = divide_up(adapter.rank, step_k);
-    problem.adapter_shared = adapter.shared;
-}
 
 template <bool gated, Major major>
 void dispatch(const Maps& maps, const Problem& problem, const Dims& d, Clusters clusters, cudaStream_t stream) {
@@ -75,7 +46,7 @@ void forward(const Forward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = a.x,
                           .gather = a.gather,
-                          .adapter_steps = 0,
+                          .adapter_rank = 0,
                           .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = nullptr,
@@ -109,7 +80,7 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                           .contraction = a.dims.in,
                           .tokens = a.x,
                           .gather = a.gather,
-                          .adapter_steps = 0,
+                          .adapter_rank = 0,
                           .adapter_shared = false,
                           .output = {.y = a.y,
                                      .pre = a.pre,
@@ -145,7 +116,7 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                           .contraction = a.dims.out / halves,
                           .tokens = a.dy,
                           .gather = a.gather,
-                          .adapter_steps = 0,
+                          .adapter_rank = 0,
                           .adapter_shared = false,
                           .output = {.y = a.dx,
                                      .pre = nullptr,

@@ -52,7 +52,7 @@ struct Problem {
     int contraction;  ///< elements per piece
     const bf16* tokens; ///< gathered rows only
     const int* gather;
-    int adapter_steps;   ///< stages of the second product, y += h B^T
+    int adapter_rank;    ///< contraction of the second product, y += h B^T, in stages of its own
     bool adapter_shared; ///< one B for all experts
     Output output;
 };
@@ -118,7 +118,8 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
             }
         }
         const int main_steps = p.halves * p.half_steps;
-        for (int step = 0, half = 0, k = 0; step < main_steps + p.adapter_steps; ++step, k += step_k) {
+        const int steps = main_steps + (p.adapter_rank + step_k - 1) / step_k;
+        for (int step = 0, half = 0, k = 0; step < steps; ++step, k += step_k) {
             if (step == main_steps) half = k = 0;
             const bool adapter = step >= main_steps;
             if (!adapter && k >= p.half_steps * step_k) {
@@ -174,7 +175,7 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
     // Zeroed rather than overwritten by the first step: an accumulator that a predicate may leave unwritten counts as
     // live from one tile to the next, and those of all widths together do not fit the registers.
     float acc[2][Instruction::accumulators] = {};
-    const int steps = p.halves * p.half_steps + p.adapter_steps;
+    const int main_steps = p.halves * p.half_steps;
     const bool elected = threadIdx.x % 32 == 0;
     const auto release = [&](std::uint32_t stage) {
         if (elected) {
@@ -187,21 +188,18 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
     constexpr int second = C::gated ? 2 * weight_block : weight_block;
     constexpr int advance = C::major == Major::k ? 32 : 2048;
     std::uint32_t previous = 0;
-    for (int step = 0; step < steps; ++step) {
+    const auto multiply_16 = [&](int kk) {
         const std::uint32_t weights = ptx::shared_address(ring) + at.stage * (weight_stage + token_stage);
-        const std::uint64_t a0 = ptx::wgmma_descriptor(weights + first);
-        const std::uint64_t a1 = ptx::wgmma_descriptor(weights + first + second);
-        const std::uint64_t b = ptx::wgmma_descriptor(weights + weight_stage);
+        const std::uint64_t b = ptx::wgmma_advance(ptx::wgmma_descriptor(weights + weight_stage), kk * 32);
+        Instruction::template ss<C::major>(acc[0], ptx::wgmma_advance(ptx::wgmma_descriptor(weights + first), kk * advance), b, true);
+        Instruction::template ss<C::major>(acc[1], ptx::wgmma_advance(ptx::wgmma_descriptor(weights + first + second), kk * advance), b, true);
+    };
+    for (int step = 0; step < main_steps; ++step) {
         ptx::barrier_wait(&tail.full[at.stage], at.parity);
         if constexpr (C::gathered) ptx::fence_async_shared(); // the rows were written by ordinary asynchronous copies
         ptx::wgmma_begin();
 #pragma unroll
-        for (int kk = 0; kk < step_k / 16; ++kk) {
-            Instruction::template ss<C::major>(acc[0], ptx::wgmma_advance(a0, kk * advance),
-                                               ptx::wgmma_advance(b, kk * 32), true);
-            Instruction::template ss<C::major>(acc[1], ptx::wgmma_advance(a1, kk * advance),
-                                               ptx::wgmma_advance(b, kk * 32), true);
-        }
+        for (int kk = 0; kk < step_k / 16; ++kk) multiply_16(kk);
         ptx::wgmma_commit();
         if (step > 0) {
             ptx::wgmma_wait<1>();
@@ -211,9 +209,21 @@ __device__ __forceinline__ void multiply(char* ring, SharedTail& tail, ptx::Ring
         at.advance();
     }
     ptx::wgmma_wait<0>();
+    release(previous);
+    // The adapter's rank is often less than a stage.
+    for (int r = 0; r < p.adapter_rank; r += step_k) {
+        ptx::barrier_wait(&tail.full[at.stage], at.parity);
+        for (int kk = 0; kk < step_k / 16 && r + kk * 16 < p.adapter_rank; ++kk) {
+            ptx::wgmma_begin();
+            multiply_16(kk);
+            ptx::wgmma_commit();
+            ptx::wgmma_wait<0>();
+        }
+        release(at.stage);
+        at.advance();
+    }
     ptx::wgmma_touch(acc[0]);
     ptx::wgmma_touch(acc[1]);
-    release(previous);
     if (tile.store) store_tile<C::gated, n>(acc, p.output, tile, group, staging);
 }
 

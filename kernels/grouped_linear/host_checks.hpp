@@ -1,5 +1,5 @@
 #pragma once
-/// Refusals and token maps that the grouped layers share on the host.
+/// Refusals and tensor maps that the grouped layers share on the host.
 
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/gemm_kernel.cuh"
@@ -7,6 +7,8 @@
 #include <string>
 
 namespace moeplan::kernels::grouped_linear {
+
+inline int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 inline std::string describe(const Dims& d) {
     return "experts=" + std::to_string(d.experts) + " rows=" + std::to_string(d.rows) + " in=" + std::to_string(d.in) +
@@ -55,6 +57,32 @@ inline void token_maps(Maps& maps, const bf16* base, int rows, int width, int ha
     maps.tokens_64 = make_tensor_map(tile, "token rows");
 }
 
-inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+/// One expert's weight [out, in] as (in, halves, out / halves), rows of a half adjacent or interleaved.
+inline CUtensorMap weight_map(const bf16* base, const Dims& d, int halves, GateLayout layout, std::uint32_t box_rows) {
+    const std::uint64_t in = d.in, rows = d.out / halves;
+    const bool interleaved = layout == GateLayout::interleaved;
+    const TensorTile<4> tile{
+        .base = base,
+        .sizes = {in, static_cast<std::uint64_t>(halves), rows, static_cast<std::uint64_t>(d.experts)},
+        .strides = {interleaved ? in * 2 : rows * in * 2, interleaved ? in * 2 * halves : in * 2,
+                    static_cast<std::uint64_t>(d.out) * in * 2},
+        .box = {64, 1, box_rows, 1}};
+    return make_tensor_map(tile, "weights");
+}
+
+/// Maps of the second product; `factor` has `factor_dims` in the roles of in and out.
+inline void add_adapter(Maps& maps, Problem& problem, const LowRank& adapter, const Dims& d, const Dims& factor_dims, int halves,
+                 GateLayout layout, std::uint32_t box_rows) {
+    if (adapter.rank == 0) return;
+    Dims f = factor_dims;
+    f.experts = adapter.shared ? 1 : d.experts;
+    maps.adapter_weight = weight_map(adapter.factor, f, halves, layout, box_rows);
+    Maps rows{};
+    token_maps(rows, adapter.low, d.rows, adapter.rank, 1);
+    maps.adapter_16 = rows.tokens_16;
+    maps.adapter_64 = rows.tokens_64;
+    problem.adapter_rank = adapter.rank;
+    problem.adapter_shared = adapter.shared;
+}
 
 } // namespace moeplan::kernels::grouped_linear

@@ -16,7 +16,7 @@ constexpr int stage_rows = 64;
 constexpr int a_stage = 4 * 64 * 128; // four pieces of 64 columns
 constexpr int b_stage = 2 * 64 * 128;
 constexpr int product_stages = 4;
-constexpr std::size_t product_shared = 1024 + product_stages * (a_stage + b_stage) + 2 * product_stages * 8;
+constexpr std::size_t product_shared = 1024 + product_stages * (a_stage + b_stage) + 2 * staging_bytes + 2 * product_stages * 8;
 
 /// Zeroes rows `from` to 63 of `pieces` pieces; 256 threads.
 __device__ __forceinline__ void clear_rows(char* stage, int pieces, int from, int thread) {
@@ -25,13 +25,47 @@ __device__ __forceinline__ void clear_rows(char* stage, int pieces, int from, in
         *reinterpret_cast<uint4*>(stage + i / chunks * 8192 + from * 128 + i % chunks * 16) = make_uint4(0, 0, 0, 0);
 }
 
+/// Rows `i0` to i0 + 127 of a result in bf16, 16 bytes a store: 64 rows x 32 columns at a time through the staging buffer,
+/// whose pitch of 80 bytes lets eight rows fall on different banks.
+template <int n>
+__device__ __forceinline__ void store_narrow(const float (&acc)[2][n / 2], bf16* to, const SlotProduct& p, int i0, int b0, int group,
+                                             char* staging) {
+    constexpr int pitch = 80, columns = n < 32 ? n : 32;
+    static_assert(64 * pitch <= staging_bytes);
+    const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int block = 0; block < 2; ++block)
+#pragma unroll
+        for (int c0 = 0; c0 < n; c0 += columns) {
+            ptx::named_barrier(1 + group, 128); // the last part has been read
+#pragma unroll
+            for (int c = 0; c < columns; c += 16) {
+                const float* v = &acc[block][(c0 + c) / 2];
+                const std::uint32_t packed[4] = {ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]), ptx::pack_bf16(v[4], v[5]),
+                                                 ptx::pack_bf16(v[6], v[7])};
+                const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8, column = c + lane / 16 * 8;
+                ptx::store_matrix_x4(ptx::shared_address(staging) + row * pitch + column * 2, packed);
+            }
+            ptx::named_barrier(1 + group, 128);
+            constexpr int pieces = columns / 8;
+#pragma unroll
+            for (int at = thread; at < 64 * pieces; at += 128) {
+                const std::int64_t i = i0 + block * 64 + at / pieces, column = b0 + c0 + at % pieces * 8;
+                if (i < p.a_width && column < p.b_width)
+                    *reinterpret_cast<uint4*>(to + i * p.b_width + column) =
+                        *reinterpret_cast<const uint4*>(staging + at / pieces * pitch + at % pieces * 16);
+            }
+        }
+}
+
 template <int n>
 __global__ void __launch_bounds__(kernel_threads, 1)
     multiply_slots(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                    const SlotProduct p) {
     extern __shared__ char dynamic_shared[];
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
-    ptx::Barrier* full = reinterpret_cast<ptx::Barrier*>(ring + product_stages * (a_stage + b_stage));
+    char* staging = ring + product_stages * (a_stage + b_stage);
+    ptx::Barrier* full = reinterpret_cast<ptx::Barrier*>(staging + 2 * staging_bytes);
     ptx::Barrier* empty = full + product_stages;
     constexpr int b_pieces = n > 64 ? 2 : 1;
     if (threadIdx.x == 0) {
@@ -80,7 +114,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
                 clear_rows(stage, 4, end - row, thread);
                 clear_rows(stage + a_stage, b_pieces, end - row, thread);
                 ptx::fence_async_shared();
-                ptx::named_barrier(1, 256);
+                ptx::named_barrier(4, 256); // the results' are 1 and 2
             }
             const std::uint32_t address = ptx::shared_address(stage);
             const std::uint64_t a = ptx::wgmma_descriptor(address + group * 2 * 8192);
@@ -102,8 +136,22 @@ __global__ void __launch_bounds__(kernel_threads, 1)
         ptx::wgmma_touch(acc[0]);
         ptx::wgmma_touch(acc[1]);
         const std::int64_t first = static_cast<std::int64_t>(expert) * p.a_width * p.b_width;
+        char* mine = staging + group * staging_bytes;
+        if (p.out == nullptr) {
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+#pragma unroll
+                for (float& sum : acc[block]) sum *= p.scale;
+            if (p.transposed)
+                store_tile<false, n>(acc, Output{.y = p.narrow + first, .pre = nullptr, .columns = p.a_width, .bias = nullptr, .interleaved_bias = false,
+                                                 .row_scale = nullptr, .activation = GatedActivation::swiglu},
+                                     Tile{.expert = 0, .row_tile = a0 / 256, .token0 = b0, .tokens = min(n, p.b_width - b0), .shares_weights = false, .store = true},
+                                     group, mine);
+            else
+                store_narrow<n>(acc, p.narrow + first, p, a0 + group * 128, b0, group, mine);
+            continue;
+        }
         float* out = p.out + first;
-        bf16* narrow = p.narrow + first;
 #pragma unroll
         for (int block = 0; block < 2; ++block)
 #pragma unroll
@@ -115,15 +163,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
                     const std::int64_t column = b0 + 8 * j + 2 * (lane % 4);
                     if (column >= p.b_width) continue;
                     const float2 v = make_float2(acc[block][4 * j + 2 * r], acc[block][4 * j + 2 * r + 1]);
-                    if (p.out == nullptr) {
-                        const __nv_bfloat162 two = __floats2bfloat162_rn(p.scale * v.x, p.scale * v.y);
-                        if (p.transposed) {
-                            narrow[column * p.a_width + i] = two.x;
-                            narrow[(column + 1) * p.a_width + i] = two.y;
-                        } else {
-                            *reinterpret_cast<__nv_bfloat162*>(narrow + i * p.b_width + column) = two;
-                        }
-                    } else if (p.transposed) {
+                    if (p.transposed) {
                         out[column * p.a_width + i] = v.x;
                         out[(column + 1) * p.a_width + i] = v.y;
                     } else {

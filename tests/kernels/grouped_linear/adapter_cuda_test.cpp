@@ -25,16 +25,24 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
                db = upload_bf16(b);
     const auto doff = DeviceBuffer::of(offsets), shared_offsets = DeviceBuffer::of(std::vector<int>{0, rows});
     const int* factor_offsets = shared ? shared_offsets.get<int>() : doff.get<int>();
-    DeviceBuffer low = poisoned(static_cast<std::size_t>(rows) * rank * 2), back = poisoned(low.bytes()),
+    DeviceBuffer low = poisoned(static_cast<std::size_t>(rows) * rank * 2), plain = poisoned(low.bytes()), back = poisoned(low.bytes()),
                  y = poisoned(dy.size() * 2), gx = poisoned(x.size() * 2), ga = poisoned(a.size() * 4),
                  gb = poisoned(b.size() * 4), gw = poisoned(weight.size() * 4);
-    gl::forward({.dims = {.experts = factors, .rows = rows, .in = in, .out = rank}, .x = dx.get<bf16>(), .x_rows = rows,
-                 .weight = da.get<bf16>(), .offsets = factor_offsets, .y = low.get<bf16>(), .alpha = lambda, .portable = portable},
-                nullptr);
-    gl::input_gradient({.dims = {.experts = factors, .rows = rows, .in = rank, .out = out}, .dy = ddy.get<bf16>(),
-                        .dy_rows = rows, .weight = db.get<bf16>(), .offsets = factor_offsets, .dx = back.get<bf16>(),
-                        .alpha = lambda, .portable = portable},
-                       nullptr);
+    if (portable) { // no form of its own there
+        const gl::Dims down{.experts = factors, .rows = rows, .in = in, .out = rank};
+        gl::forward({.dims = down, .x = dx.get<bf16>(), .x_rows = rows, .weight = da.get<bf16>(), .offsets = factor_offsets, .y = plain.get<bf16>(), .portable = true}, nullptr);
+        gl::forward({.dims = down, .x = dx.get<bf16>(), .x_rows = rows, .weight = da.get<bf16>(), .offsets = factor_offsets, .y = low.get<bf16>(), .alpha = lambda, .portable = true}, nullptr);
+        gl::input_gradient({.dims = {.experts = factors, .rows = rows, .in = rank, .out = out}, .dy = ddy.get<bf16>(), .dy_rows = rows, .weight = db.get<bf16>(),
+                            .offsets = factor_offsets, .dx = back.get<bf16>(), .alpha = lambda, .portable = true},
+                           nullptr);
+    } else {
+        gl::low_rows({.factors = factors, .rows = rows, .width = in, .rank = rank, .from = dx.get<bf16>(), .factor = da.get<bf16>(),
+                      .offsets = factor_offsets, .low = plain.get<bf16>(), .scaled = low.get<bf16>(), .scale = lambda},
+                     nullptr);
+        gl::low_rows({.factors = factors, .rows = rows, .width = out, .rank = rank, .gradient = true, .from = ddy.get<bf16>(),
+                      .factor = db.get<bf16>(), .offsets = factor_offsets, .low = back.get<bf16>(), .alpha = lambda},
+                     nullptr);
+    }
     gl::forward({.dims = dims, .x = dx.get<bf16>(), .x_rows = rows, .weight = dw.get<bf16>(),
                  .offsets = doff.get<int>(), .y = y.get<bf16>(),
                  .adapter = {.rank = rank, .shared = shared, .low = low.get<bf16>(), .factor = db.get<bf16>()}, .portable = portable},
@@ -53,6 +61,14 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
                       .b = dx.get<bf16>(), .offsets = doff.get<int>(), .out = gw.get<float>(), .portable = portable},
                      nullptr);
 
+    DeviceBuffer narrow_a = poisoned(a.size() * 2), narrow_b = poisoned(b.size() * 2), narrow_w = poisoned(weight.size() * 2);
+    gl::slot_product({.experts = factors, .rows = rows, .a_width = in, .b_width = rank, .transposed = true, .a = dx.get<bf16>(),
+                      .b = back.get<bf16>(), .offsets = factor_offsets, .narrow = narrow_a.get<bf16>(), .portable = portable}, nullptr);
+    gl::slot_product({.experts = factors, .rows = rows, .a_width = out, .b_width = rank, .a = ddy.get<bf16>(), .b = plain.get<bf16>(),
+                      .offsets = factor_offsets, .narrow = narrow_b.get<bf16>(), .scale = lambda, .portable = portable}, nullptr);
+    gl::slot_product({.experts = experts, .rows = rows, .a_width = out, .b_width = in, .a = ddy.get<bf16>(), .b = dx.get<bf16>(),
+                      .offsets = doff.get<int>(), .narrow = narrow_w.get<bf16>(), .portable = portable}, nullptr);
+
     const ref::Layer<double> layer{.dims = dims, .offsets = offsets, .gather = {}, .weight = weight, .bias = {},
                                    .row_scale = {},
                                    .adapter = {.rank = rank, .scale = lambda, .shared = shared, .a = a, .b = b}};
@@ -60,12 +76,28 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
     ref::forward<double>(layer, x, want_y);
     ref::input_gradient<double>(layer, dy, want_x);
     ref::weight_gradients<double>(layer, x, dy, {.dweight = want_w, .dbias = {}, .da = want_a, .db = want_b});
+    const auto expect_low = [&](const DeviceBuffer& got, const std::vector<double>& from, int width, double scale, const auto& factor) {
+        std::vector<double> want(static_cast<std::size_t>(rows) * rank);
+        for (int e = 0, row = 0; e < experts; ++e)
+            for (; row < offsets[e + 1]; ++row)
+                for (int r = 0; r < rank; ++r)
+                    for (int k = 0; k < width; ++k)
+                        want[static_cast<std::size_t>(row) * rank + r] += scale * from[static_cast<std::size_t>(row) * width + k] * factor(shared ? 0 : e, r, k);
+        EXPECT_LT(relative_error(download_bf16(got), want), 4e-3);
+    };
+    const auto a_at = [&](std::size_t e, int r, int k) { return a[(e * rank + r) * in + k]; };
+    expect_low(plain, x, in, 1, a_at);
+    expect_low(low, x, in, lambda, a_at);
+    expect_low(back, dy, out, lambda, [&](std::size_t e, int r, int k) { return b[(e * out + k) * rank + r]; });
     const auto got_a = ga.download<float>(), got_b = gb.download<float>(), got_w = gw.download<float>();
     EXPECT_LT(relative_error(download_bf16(y), want_y), 4e-3);
     EXPECT_LT(relative_error(download_bf16(gx), want_x), 4e-3);
     EXPECT_LT(relative_error({got_a.begin(), got_a.end()}, want_a), 4e-3); // low-rank rows are rounded to bf16
     EXPECT_LT(relative_error({got_b.begin(), got_b.end()}, want_b), 4e-3);
     EXPECT_LT(relative_error({got_w.begin(), got_w.end()}, want_w), 1e-5);
+    EXPECT_LT(relative_error(download_bf16(narrow_a), want_a), 5e-3);
+    EXPECT_LT(relative_error(download_bf16(narrow_b), want_b), 5e-3);
+    EXPECT_LT(relative_error(download_bf16(narrow_w), want_w), 3e-3);
     for (int e = 0; e < experts; ++e) // experts without tokens: exactly zero
         for (std::size_t i = 0; counts[e] == 0 && i < static_cast<std::size_t>(out) * in; ++i)
             ASSERT_EQ(got_w[static_cast<std::size_t>(e) * out * in + i], 0.0f);
@@ -80,7 +112,10 @@ TEST(AdapterCuda, forward_and_all_gradients_equal_the_reference) {
         compare({70, 3}, 320, 64, 64, false, portable);
         compare({5, 0, 300}, 96, 520, 32, true, portable);
         compare({64, 65}, 256, 256, 128, false, portable); // more than one stage of rank
+        compare({130, 0, 3}, 200, 72, 80, false, portable); // a stage of rank and a quarter
+        compare({40, 65}, 64, 136, 200, true, portable);    // more rank than one tile of the low-rank rows
         compare({0, 9}, 64, 128, 8, false, portable);
+        compare({300, 0, 200, 70, 513}, 776, 520, 24, false, portable);
     }
 }
 
