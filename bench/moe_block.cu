@@ -92,6 +92,21 @@ void block(int tokens, int experts, int k, int h, int i, bool with_layers) {
     };
     const auto forward = [&] { sort(); gate_up(); down_forward(); combine(); };
     const auto both = [&] { forward(); down_backward(); activation(); up_backward(); };
+    // The products without their fusions, as plans call them and as torch's chain of bench/anchors/moe_torch.py.
+    const auto up_forward = [&](const bf16* from, int from_rows, const int* gather) {
+        gl::forward({.dims = up, .x = from, .x_rows = from_rows, .gather = gather, .weight = w_up.get<bf16>(),
+                     .offsets = offsets.get<int>(), .y = pre.get<bf16>()},
+                    nullptr);
+    };
+    const auto permuted = [&] {
+        kernels::permute::forward(pd, h, row_of.get<int>(), x.get<bf16>(), y.get<bf16>(), nullptr);
+        up_forward(y.get<bf16>(), rows, nullptr);
+    };
+    const auto chains = cold_medians({permuted, [&] { up_forward(y.get<bf16>(), rows, nullptr); },
+                                      [&] { up_forward(x.get<bf16>(), tokens, token_of.get<int>()); },
+                                      [&] { down_forward(), combine(); }, down_forward});
+    std::printf("chain T%d E%d k%d %d/%d: permute+up %.4f up alone %.4f up gathered %.4f down+combine %.4f down alone %.4f\n", tokens,
+                experts, k, h, i, chains[0], chains[1], chains[2], chains[3], chains[4]);
     std::printf("block T%d E%d k%d %d/%d: gate-up gathered %.4f down %.4f down+combine %.4f", tokens, experts, k, h, i,
                 cold_median(gate_up), cold_median(down_forward), cold_median([&] { down_forward(); combine(); }));
     std::printf(" dX down gathered %.4f activation %.4f dX up+sum %.4f\n", cold_median(down_backward),
