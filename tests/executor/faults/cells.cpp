@@ -21,7 +21,7 @@ std::vector<Point> points(const std::string& phase, bool nan, const std::string&
     return {{false, barrier, 1, "*rsi:2"}};
   }
   if (phase == "rendezvous") return {{false, join}, {false, "4wire10connect_toE"}, {true, "4wire7welcomeE"}, {false, "4wire11session_keyE"}, {true, join}};
-  if (phase == "init") return {{false, open}, {true, "12Communicator5splitE"}, {false, "7TrainerC"}, {false, "9randomiseE"}, {true, "10RankGroupsC"}};
+  if (phase == "init") return {{false, open}, {true, open}, {false, "7TrainerC"}, {false, "9randomiseE"}, {true, "10RankGroupsC"}};
   if (phase == "forward dispatch") return {{false, all_to_all, 1}, {true, all_to_all, 2}, {false, all_to_all, 3}, {true, all_to_all, 6}, {false, all_to_all, 9}};
   if (phase == "backward reduce") return {{false, scatter, 1}, {true, scatter, 2}, {false, scatter, 3}, {true, scatter, 5}, {false, scatter, 8}};
   if (phase == "optimizer") return {{false, write, 1}, {true, call, 1}, {false, call, 2}, {true, write, 2}, {false, write, 3}};

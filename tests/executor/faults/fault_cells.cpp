@@ -1,11 +1,12 @@
 /// Faults of real processes: starts jobs of `moeplan run` ranks, makes one rank of each fail at a named place (shim.cpp), and looks at what
 /// the others do: all leave in time with exit code 4, each names rank, host, phase and operation, and the newest save loads and goes on.
 ///
-///   fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--at-once 4] [--only TEXT]
-///               [--rank-timeout 6] [--devices 1] [--json FILE]
+///   fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--first 0] [--within SECONDS]
+///               [--at-once 4] [--only TEXT] [--rank-timeout 6] [--devices 1] [--json FILE]
 ///
-/// `--only` keeps cells whose "action phase" has one of the comma-separated texts. Exit code 0: all left in time, no save was lost, and at
-/// least 95 % of the trials named the culprit; 77: this machine cannot run it.
+/// `--only` keeps cells whose "action phase" has one of the comma-separated texts, `--first` is the number of the first trial, and after
+/// `--within` no other trial begins. Exit code 0: all trials were made, all left in time, no save was lost, and at least 95 % of them named the
+/// culprit; 77: this machine cannot run it.
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -44,8 +45,8 @@ constexpr int kBase = 2;        ///< steps saved before each trial
 
 struct Options {
   std::string program, shim, model, backend = "cpu", plan, only, json;
-  int ranks = 2, trials = 5, at_once = 4, devices = 1;
-  double rank_timeout = 6;
+  int ranks = 2, trials = 5, first = 0, at_once = 4, devices = 1;
+  double rank_timeout = 6, within = 1e9;
 };
 
 double seconds_since(Steady::time_point t) { return std::chrono::duration<double>(Steady::now() - t).count(); }
@@ -208,6 +209,8 @@ Options parsed(int argc, char** argv) {
     else if (word == "--plan") o.plan = value;
     else if (word == "--ranks") o.ranks = std::atoi(value.c_str());
     else if (word == "--trials") o.trials = std::atoi(value.c_str());
+    else if (word == "--first") o.first = std::atoi(value.c_str());
+    else if (word == "--within") o.within = std::atof(value.c_str());
     else if (word == "--at-once") o.at_once = std::atoi(value.c_str());
     else if (word == "--only") o.only = value;
     else if (word == "--devices") o.devices = std::atoi(value.c_str());
@@ -232,7 +235,7 @@ bool wanted(const Options& o, const std::string& cell) {
 int main(int argc, char** argv) {
   Options o = parsed(argc, argv);
   if (o.program.empty()) {
-    std::printf("usage: fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--at-once 4] [--only TEXT,...] [--rank-timeout 6] [--devices 1] [--json FILE]\n");
+    std::printf("usage: fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--first 0] [--within SECONDS] [--at-once 4] [--only TEXT,...] [--rank-timeout 6] [--devices 1] [--json FILE]\n");
     return 2;
   }
   char name[] = "/tmp/fault-cells-XXXXXX";
@@ -263,18 +266,18 @@ int main(int argc, char** argv) {
     for (const char* phase : kPhases) {
       if (!wanted(o, fmt::format("{} {}", action, phase))) continue;
       const std::vector<Point> places = points(phase, std::string(action) == "nan", o.backend);
-      for (int n = 0; n < o.trials; ++n) {
+      for (int n = o.first; n < o.first + o.trials; ++n) {
         Trial t{.action = action, .phase = phase, .number = n, .point = places[static_cast<std::size_t>(n) % places.size()], .folder = room / std::to_string(trials.size()), .pids = {}, .codes = {}, .began = {}, .heard = {}, .note = {}};
         t.culprit = t.point.first ? 0 : o.ranks - 1;
         trials.push_back(std::move(t));
       }
     }
-  // What takes longest first, so that the end is not one slow trial.
+  // One of each cell before another, of these what takes longest first, so that the end is not one slow trial.
   std::vector<Trial*> order;
   for (Trial& t : trials) order.push_back(&t);
   std::stable_sort(order.begin(), order.end(), [](const Trial* a, const Trial* b) {
-    const auto slow = [](const Trial* t) { return t->action == "stop" || t->phase == "rendezvous"; };
-    return slow(a) > slow(b);
+    const auto turn = [](const Trial* t) { return std::pair(t->number, t->action != "stop" && t->phase != "rendezvous"); };
+    return turn(a) < turn(b);
   });
   const auto begun = Steady::now();
   std::vector<Trial*> running;
@@ -282,6 +285,7 @@ int main(int argc, char** argv) {
   std::mutex printing;
   std::size_t next = 0;
   while (next < order.size() || !running.empty()) {
+    if (seconds_since(begun) > o.within) order.resize(next);
     while (next < order.size() && running.size() < static_cast<std::size_t>(o.at_once)) {
       begin(o, *order[next], base, token);
       running.push_back(order[next++]);
@@ -300,32 +304,33 @@ int main(int argc, char** argv) {
   }
   for (auto& each : judging) each.get();
 
-  int named = 0, in_time = 0, resumed = 0, codes = 0, phases = 0;
+  int made = 0, named = 0, in_time = 0, resumed = 0, codes = 0, phases = 0;
   double longest = 0;
   Json rows = Json::array();
   std::printf("%-28s %7s %7s %7s %7s %9s\n", "cell", "named", "phase", "code 4", "resumed", "left, s");
   for (std::size_t i = 0; i < trials.size(); i += static_cast<std::size_t>(o.trials)) {
-    int n = 0, s = 0, c = 0, u = 0;
+    int m = 0, n = 0, s = 0, c = 0, u = 0;
     double most = 0;
     for (std::size_t j = i; j < i + static_cast<std::size_t>(o.trials); ++j) {
       const Trial& t = trials[j];
-      n += t.named, s += t.same_phase, c += t.codes_right, u += t.resumed;
+      if (t.pids.empty()) continue;   // not begun
+      ++m, n += t.named, s += t.same_phase, c += t.codes_right, u += t.resumed;
       in_time += !t.stuck && t.left_s <= kLeave;
       most = std::max(most, t.left_s);
       rows.push_back({{"action", t.action}, {"phase", t.phase}, {"trial", t.number}, {"culprit", t.culprit}, {"function", t.point.function}, {"hit", t.point.hit}, {"named", t.named}, {"same_phase", t.same_phase},
-                      {"exit_codes", t.codes}, {"resumed", t.resumed}, {"left_s", t.left_s}, {"stuck", t.stuck}, {"said", t.heard}});
+                      {"exit_codes", t.codes}, {"resumed", t.resumed}, {"left_s", t.left_s}, {"stuck", t.stuck}, {"said", t.heard}, {"note", t.note}});
     }
-    std::printf("%-28s %5d/%d %5d/%d %5d/%d %5d/%d %9.1f\n", fmt::format("{} x {}", trials[i].action, trials[i].phase).c_str(), n, o.trials, s, o.trials, c, o.trials, u, o.trials, most);
-    named += n, phases += s, codes += c, resumed += u;
+    std::printf("%-28s %5d/%d %5d/%d %5d/%d %5d/%d %9.1f\n", fmt::format("{} x {}", trials[i].action, trials[i].phase).c_str(), n, m, s, m, c, m, u, m, most);
+    made += m, named += n, phases += s, codes += c, resumed += u;
     longest = std::max(longest, most);
   }
-  const int all = static_cast<int>(trials.size());
-  std::printf("%s, %d ranks: %d trials in %.0f s; named %d (%.1f %%), with the phase %d, all left within %.1f s (limit %.0f s, %d in time), exit codes right %d, newest save loads and goes on %d\n", o.backend.c_str(), o.ranks, all,
-              seconds_since(begun), named, all ? 100.0 * named / all : 0, phases, longest, kLeave, in_time, codes, resumed);
+  std::printf("%s, %d ranks: %d of %zu trials in %.0f s; named %d (%.1f %%), with the phase %d, all left within %.1f s (limit %.0f s, %d in time), exit codes right %d, newest save loads and goes on %d\n", o.backend.c_str(), o.ranks, made,
+              trials.size(), seconds_since(begun), named, made ? 100.0 * named / made : 0, phases, longest, kLeave, in_time, codes, resumed);
   if (!o.json.empty()) write_text_file(o.json, Json{{"backend", o.backend}, {"ranks", o.ranks}, {"trials", rows}}.dump(1) + "\n");
   std::error_code ignored;
   fs::remove_all(room, ignored);
-  const bool good = all > 0 && named * 100 >= all * 95 && in_time == all && resumed == all && codes == all;
+  const int all = static_cast<int>(trials.size());
+  const bool good = all > 0 && made == all && named * 100 >= all * 95 && in_time == all && resumed == all && codes == all;
   std::printf("%s\n", good ? "PASSED" : "FAILED");
   return good ? 0 : 1;
 }
