@@ -1,13 +1,14 @@
 #!/bin/bash
-# The second set of plans that no calibration used (bench/results/blind_h200.md), on one H200:
-#   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS    before the run: FOLDER/NN.json
-#   bench/blind.sh run MOEPLAN FOLDER                    FOLDER/NN.measured.json
-#   bench/blind.sh compare MOEPLAN FOLDER                FOLDER/NN.compare.json
+# The second and third set of plans that no calibration used (bench/results/blind_h200.md; 17 to 24 are the third), on one H200. FROM: the first of them, 1 if not given.
+#   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]    before the run: FOLDER/NN.json
+#   bench/blind.sh run MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]     FOLDER/NN.measured.json
+#   bench/blind.sh compare MOEPLAN FOLDER K3_OF_4_LAYERS [FROM] FOLDER/NN.compare.json
 set -e
-what=$1 moeplan=$2 folder=$3 k3=$4
+what=$1 moeplan=$2 folder=$3 k3=$4 from=${5:-1}
 number=0
 each() {   # MODEL SEQUENCES LENGTH RECOMPUTE [--targets ... --rank ...]
   number=$((number + 1))
+  if [ $number -lt "$from" ]; then return; fi
   local name; name=$folder/$(printf %02d $number)
   case $what in
     plan) "$moeplan" plan "$1" --device h200 --gpus 1 --global-batch "$2" --micro-batch "$2" --seq "$3" --recompute "$4" --offload none --frozen-storage bf16 "${@:5}" -q --json -o "$name.json" > "$name.planned.json" ;;
@@ -32,3 +33,11 @@ each "$k3" 1 6656 full
 each "$k3" 2 2304 selective
 each "$k3" 1 4608 none --targets attention --rank 16
 each "$k3" 3 1408 full --targets attention,dense,shared --rank 8
+each kimi-linear-48b-a3b 1 5632 full --targets attention,experts --rank 24
+each kimi-linear-48b-a3b 2 1920 selective --targets attention,shared --rank 48
+each qwen3-30b-a3b 2 2816 full --targets attention,experts --rank 48
+each qwen3-30b-a3b 3 1152 none --targets attention --rank 4
+each gpt-oss-20b 1 5888 selective --targets attention,experts --rank 12
+each gpt-oss-20b 2 3840 full
+each "$k3" 1 5888 full --targets attention,shared --rank 24
+each "$k3" 2 1152 none --targets attention,dense --rank 4
