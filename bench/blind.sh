@@ -37,7 +37,7 @@ each kimi-linear-48b-a3b 1 5632 full --targets attention,experts --rank 24
 each kimi-linear-48b-a3b 2 1920 selective --targets attention,shared --rank 48
 each qwen3-30b-a3b 2 2816 full --targets attention,experts --rank 48
 each qwen3-30b-a3b 3 1152 none --targets attention --rank 4
-each gpt-oss-20b 1 5888 selective --targets attention,experts --rank 12
+each gpt-oss-20b 1 5888 selective --targets attention,experts --rank 40
 each gpt-oss-20b 2 3840 full
 each "$k3" 1 5888 full --targets attention,shared --rank 24
 each "$k3" 2 1152 none --targets attention,dense --rank 4
