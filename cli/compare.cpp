@@ -9,6 +9,7 @@
 
 #include "cli/backends.hpp"
 #include "cli/command.hpp"
+#include "cli/compare_parts.hpp"
 #include "cli/forecast_text.hpp"
 #include "cli/output_files.hpp"
 #include "cli/simulation.hpp"
@@ -26,11 +27,6 @@ namespace {
 
 struct Options {
   std::string plan, measured, trace;
-};
-
-struct Pair {
-  double predicted = 0, measured = 0;
-  [[nodiscard]] double gap() const { return measured - predicted; }
 };
 
 /// Seconds of each operator on one rank, all micro-batches together; parts stretch with their event. "communication": the calls inside blocks, which
@@ -74,11 +70,11 @@ std::optional<std::string> measured_elsewhere(const DeviceProfile& profile, cons
   return fmt::format("the plan's times were measured on {}, the run was on {}: the interval is widened to {} and {} times its ends", profile.driver, here, kElsewhere.low, kElsewhere.high);
 }
 
-std::string error_text(const Pair& p) { return p.predicted > 0 ? fmt::format("{:+.1f} %", 100 * (p.measured / p.predicted - 1)) : p.measured > 0 ? "not predicted" : ""; }
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.size() % 2 ? v[v.size() / 2] : (v[v.size() / 2 - 1] + v[v.size() / 2]) / 2;
+template <class Shown>
+std::vector<std::vector<std::string>> rows_of(const Pairs& pairs, Shown shown) {
+  std::vector<std::vector<std::string>> out;
+  for (const auto& [name, p] : pairs) out.push_back({name, shown(p.predicted), shown(p.measured), error_text(p)});
+  return out;
 }
 
 /// Whether a step stands for the run: the first warms up, the second is recorded for the device, the last is timed call by call. Of short runs
@@ -165,7 +161,7 @@ Output run(const Context& context, const Options& options) {
   }
   const Simulation simulation = simulate(served, loaded.plan);
   StepTimeline predicted = timeline(simulation.job, simulation.played);
-  std::map<std::string, Pair> calls;
+  Pairs calls;
   if (slice)
     for (const auto& [name, s] : slice->time.operators) calls[name].predicted = s.value;
   else
@@ -178,7 +174,7 @@ Output run(const Context& context, const Options& options) {
       if (!slice || name != "communication") calls[name].measured = s;
   }
 
-  std::map<std::string, Pair> memory;
+  Pairs memory;
   const MemoryBreakdown planned = slice ? slice->memory : moeplan::memory(lower(loaded.problem, loaded.plan, 0), loaded.problem, loaded.plan);
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (planned[category].value > 0) memory[std::string(name)].predicted = static_cast<double>(planned[category].value);
@@ -197,6 +193,12 @@ Output run(const Context& context, const Options& options) {
   for (const auto& [name, value] : kept.items())
     if (value.is_number() && name != "peak_bytes") memory[name].measured = value.get<double>();
   const Pair peak{planned_peak, kept.value("peak_bytes", 0.0)};
+  const Pairs at_work = measured ? lanes_of(calls) : Pairs{};
+  const Pairs load = loads.empty() ? Pairs{} : expert_loads(loaded.problem, loaded.plan, served.load);
+  // A rank alone, and one of several, is laid out for its bound: over the step only their peak has a prediction.
+  std::vector<Pair> over_step;
+  if (const Json held = file.value("memory_over_step", Json()); held.is_array() && measured && !slice && loaded.plan.parallelism.ep == 1)
+    over_step = memory_over_step(memory_timelines(simulation, served, loaded.plan).front(), predicted.step, held, measured->step, options.measured + ".memory_over_step");
 
   std::vector<std::pair<std::string, Pair>> by_gap;
   for (const auto& each : calls)
@@ -232,12 +234,10 @@ Output run(const Context& context, const Options& options) {
 
   const std::optional<double> clock = context.json ? prices_of(loaded.problem, loaded.plan).clock() : std::nullopt;
   if (context.json) {
-    const auto json = [](const Pair& p) { return Json{{"predicted", p.predicted}, {"measured", p.measured}, {"error", p.predicted > 0 ? Json(p.measured / p.predicted - 1) : Json(nullptr)}}; };
-    Json all = Json::object(), kinds = Json::object(), largest = Json::array();
-    for (const auto& [name, p] : memory) all[name] = json(p);
-    for (const auto& [name, p] : calls) kinds[name] = json(p);
+    Json largest = Json::array(), tenths = Json::array();
+    for (const Pair& p : over_step) tenths.push_back(pair_json(p));
     for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) largest.push_back({{"name", by_gap[i].first}, {"seconds", by_gap[i].second.gap()}});
-    out.text = Json{{"step_seconds", json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", json(peak)}, {"memory", all}, {"operators", kinds}, {"largest_gaps", largest}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}}.dump(2) + "\n";
+    out.text = Json{{"step_seconds", pair_json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", pair_json(peak)}, {"memory", pairs_json(memory)}, {"memory_over_step", tenths}, {"lanes", pairs_json(at_work)}, {"expert_load", pairs_json(load)}, {"operators", pairs_json(calls)}, {"largest_gaps", largest}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}}.dump(2) + "\n";
     return out;
   }
   out.text = problem_text(loaded.problem) + clock_text(loaded.problem, loaded.plan);
@@ -251,17 +251,24 @@ Output run(const Context& context, const Options& options) {
     out.text += heading(context, "operators of a step, largest gap first") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"gap", true}, {"error", true}}, rows) + "\n";
     std::string three;
     for (std::size_t i = 0; i < std::min<std::size_t>(3, by_gap.size()); ++i) three += (i ? ", " : "") + fmt::format("{} {}{}", by_gap[i].first, by_gap[i].second.gap() < 0 ? "-" : "+", duration({std::abs(by_gap[i].second.gap())}));
-    out.text += wrapped("most of the gap: " + three, kWidth, 2) + "\n\n";
+    out.text += wrapped("most of the gap: " + three, kWidth, 2) + "\n\n" + heading(context, "lanes, at work") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"error", true}}, rows_of(at_work, [](double s) { return duration({s}); })) + "\n";
   } else {
     out.notes.push_back(options.measured + " has no timeline: only totals are compared");
   }
+  if (!load.empty())
+    out.text += heading(context, "expert load, over the mean, in the last step") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"error", true}}, rows_of(load, [](double f) { return fmt::format("{:.2f}", f); })) + "\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, p] : memory) {
     std::string words = name;
     std::replace(words.begin(), words.end(), '_', ' ');
     rows.push_back({name == "allocator_reserve" ? "gaps of the arena" : name == "host_bytes" ? "in host memory" : words, human(Bytes{static_cast<std::int64_t>(p.predicted)}), human(Bytes{static_cast<std::int64_t>(p.measured)}), error_text(p)});
   }
+  const auto bytes = [](double b) { return human(Bytes{static_cast<std::int64_t>(b)}); };
   out.text += heading(context, "memory at the peak") + "\n" + table({{""}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
+  if (over_step.empty()) return out;
+  rows.clear();
+  for (std::size_t i = 0; i < over_step.size(); ++i) rows.push_back({fmt::format("{} to {} %", 100 * i / over_step.size(), 100 * (i + 1) / over_step.size()), bytes(over_step[i].predicted), bytes(over_step[i].measured), error_text(over_step[i])});
+  out.text += "\n" + heading(context, "memory over the step: most in each tenth") + "\n" + table({{"of the step"}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
   return out;
 }
 

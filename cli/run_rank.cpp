@@ -283,6 +283,7 @@ class RankRun {
       file["format"] = "moeplan.measured.v1";
       file["timeline"] = recorder_ ? to_json(recorder_->timeline()) : Json(nullptr);
       file["memory"] = memory_json(measured);
+      file["memory_over_step"] = recorder_ ? held_json(recorder_->memory(trainer_.walk().arena(), measured.peak())) : Json(nullptr);
       file["predicted_memory"] = memory_json(s_.predicted);
       file["ranks"] = plan_.parallelism.world();
       if (world_) file["communication"] = communication_json(trainer_);

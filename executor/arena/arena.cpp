@@ -244,6 +244,7 @@ class Layout {
     hold_sends(true);
     SlotPlacement& of = plan_.lanes[index(micro_batch)].slots[index(slot)];
     PassPlacement& place = of.forward;
+    place.first = now_;
     place.values.assign(b.values.size(), -1);
     for (std::size_t i = 0; i < b.inputs.size(); ++i) {
       const std::string& name = b.values[index(b.inputs[i])].name;
@@ -257,6 +258,7 @@ class Layout {
       touch(at);
     }
     pass(b, slot, b.forward, place, of);
+    place.last = now_;
     const std::int32_t layer = p_.slots[index(slot)].layer;
     if (layer >= 0 && index(layer) < problem_.model.layers.size() && problem_.model.layers[index(layer)].stores_block)
       open.stored.push_back(place.values[index(b.inputs[0])]);
@@ -277,6 +279,7 @@ class Layout {
     hold_sends(true);
     SlotPlacement& at = plan_.lanes[index(micro_batch)].slots[index(slot)];
     PassPlacement& place = at.backward;
+    place.first = now_;
     place.values = at.forward.values;
     const bool last = index(slot) + 1 == p_.slots.size() && chunk_of(slot).leaving.value == 0;
     for (std::size_t i = 0; i < b.output_grads.size(); ++i) {
@@ -286,6 +289,7 @@ class Layout {
       touch(place.values[index(b.alias[index(g)])]);
     }
     pass(b, slot, b.backward, place, at);
+    place.last = now_;
     for (const auto* list : {&b.input_grads, &b.weight_grads})
       for (const ValueId g : *list)
         if (g >= 0) touch(place.values[index(g)]);
@@ -335,6 +339,7 @@ class Layout {
       ends[plan_.buffers[i].last + 1].push_back(static_cast<std::int32_t>(i));
     }
     std::array<Bytes, kMemoryCategories> live{};
+    std::vector<Bytes> at;   // each call
     for (std::int64_t t = 0; t <= now_; ++t) {
       for (const std::int32_t i : ends[t])
         live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] -= plan_.buffers[index(i)].bytes;
@@ -342,11 +347,16 @@ class Layout {
         live[static_cast<std::size_t>(plan_.buffers[index(i)].category)] += plan_.buffers[index(i)].bytes;
       Bytes sum{};
       for (const Bytes b : live) sum += b;
+      at.push_back(sum);
       if (sum.value <= plan_.peak.value) continue;
       plan_.peak = sum;
       plan_.at_peak = live;
       plan_.peak_at = starts[t].empty() ? fmt::format("call {}", t) : plan_.buffers[index(starts[t].front())].name;
     }
+    for (LanePlacement& lane : plan_.lanes)
+      for (SlotPlacement& slot : lane.slots)
+        for (PassPlacement* pass : {&slot.forward, &slot.backward})
+          for (std::int64_t t = pass->first; t <= pass->last; ++t) pass->alive = std::max(pass->alive, at[static_cast<std::size_t>(t)]);
   }
 
   const Program& p_;

@@ -31,6 +31,8 @@ struct PassPlacement {
   std::vector<std::int32_t>
       values;  ///< per value of the block: its buffer, or that of the value it views; -1: not there
   std::vector<std::int32_t> workspace;  ///< per call (those put off behind the others): -1 without
+  std::int64_t first = 0, last = -1;    ///< its calls, but for those put off
+  Bytes alive{};                        ///< most bytes of buffers alive together in them
 };
 
 /// A gradient that joins another after a slot's backward: what reached a stored block or shared value from a later
@@ -62,6 +64,7 @@ struct ArenaPlan {
   std::vector<LanePlacement> lanes;    ///< one for all micro-batches, or one for each
   std::vector<std::int32_t> gathered;  ///< per instance: buffer that a gather fills; -1
   std::vector<std::int32_t> chunk;     ///< per instance: the virtual stage whose end a message crosses; -1
+  std::vector<Bytes> alive;            ///< per instance: most bytes of buffers alive together in its calls; of further micro-batches that of the lane
   [[nodiscard]] const LanePlacement& lane(std::int32_t micro_batch) const {
     return lanes.size() == 1 ? lanes.front() : lanes[static_cast<std::size_t>(micro_batch)];
   }

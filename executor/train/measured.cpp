@@ -35,7 +35,7 @@ void StepRecorder::record(const Instance& instance, const BlockNode& node, doubl
     copies_.push_back({instance, {std::string(name_of(comm->collective)), Activity::copy, begin, end}});
     return;
   }
-  const bool backward = instance.phase == Phase::backward;
+  const bool backward = instance.phase != Phase::forward;   // weight gradients that were put off, too
   if (stretches_.empty() || stretches_.back().slot != instance.slot || stretches_.back().micro_batch != instance.micro_batch || stretches_.back().backward != backward)
     stretches_.push_back({instance.slot, instance.micro_batch, backward, begin, end, {}});
   const OpCall* call = std::get_if<OpCall>(&node.call);
@@ -78,6 +78,21 @@ StepTimeline StepRecorder::timeline() const {
     t.events.push_back({.start = picoseconds(copy.begin), .duration = picoseconds(copy.end - copy.begin), .rank = 0, .lane = 1, .name = name(copy.name), .detail = -1, .call = -1,
                         .layer = program_.slots[static_cast<std::size_t>(instance.slot)].layer, .micro_batch = instance.micro_batch, .kind = Activity::copy});
   return t;
+}
+
+std::vector<HeldMemory> StepRecorder::memory(const ArenaPlan& arena, Bytes peak) const {
+  std::vector<HeldMemory> out;
+  for (const Stretch& s : stretches_) {
+    const SlotPlacement& slot = arena.lane(s.micro_batch).slots[static_cast<std::size_t>(s.slot)];
+    out.push_back({picoseconds(s.begin), peak - arena.peak + (s.backward ? slot.backward : slot.forward).alive});
+  }
+  return out;
+}
+
+Json held_json(const std::vector<HeldMemory>& held) {
+  Json out = Json::array();
+  for (const HeldMemory& h : held) out.push_back({{"start_ps", h.start}, {"bytes", h.bytes.value}});
+  return out;
 }
 
 Json memory_json(const MemoryBreakdown& memory) {

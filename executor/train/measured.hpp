@@ -10,12 +10,20 @@ namespace moeplan {
 /// no stamps of its own waiting.
 [[nodiscard]] double stamp_seconds(Backend& backend);
 
+/// From here on, until the next.
+struct HeldMemory {
+  Picoseconds start = 0;
+  Bytes bytes{};
+};
+
 /// Collects the calls of a step as a timeline of one rank; install it with `Walk::time`. `stamp`: seconds taken off each call.
 class StepRecorder {
  public:
   explicit StepRecorder(const Program& program, double stamp = 0) : program_(program), stamp_(stamp) {}
   void record(const Instance& instance, const BlockNode& node, double begin, double end);
   [[nodiscard]] StepTimeline timeline() const;
+  /// Memory over that step, one point for each of its passes: what the arena holds in it, beside the rest of `peak`, which stands.
+  [[nodiscard]] std::vector<HeldMemory> memory(const ArenaPlan& arena, Bytes peak) const;
 
  private:
   struct Stretch {
@@ -30,6 +38,9 @@ class StepRecorder {
   std::vector<Stretch> stretches_;
   std::vector<std::pair<Instance, Stretch::Part>> copies_;   ///< over the host link
 };
+
+/// As measured.json keeps it: [{"start_ps", "bytes"}, ...].
+[[nodiscard]] Json held_json(const std::vector<HeldMemory>& held);
 
 /// Bytes by category, those that are zero left out, with `peak_bytes` and `peak_at`.
 [[nodiscard]] Json memory_json(const MemoryBreakdown& memory);

@@ -43,6 +43,21 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   EXPECT_GT(gap.at("step_seconds").at("measured").get<double>(), 0);   // how far apart they are is this machine's business, not the test's
   EXPECT_EQ(gap.at("memory").at("weights").at("error"), 0.0);
   EXPECT_GT(gap.at("step_seconds_as_planned").get<double>(), 0);
+  // Lanes are the sum of their calls, memory over the step ends at the peak, and the load's busiest expert has more than the mean.
+  double compute = 0;
+  for (const auto& [name, pair] : gap.at("operators").items()) compute += pair.at("measured").get<double>();
+  EXPECT_NEAR(gap.at("lanes").at("compute").at("measured").get<double>(), compute, 1e-9);
+  ASSERT_EQ(gap.at("memory_over_step").size(), 10u);
+  std::map<std::string, double> most;
+  for (const Json& tenth : gap.at("memory_over_step"))
+    for (const char* side : {"predicted", "measured"}) most[side] = std::max(most[side], tenth.at(side).get<double>());
+  EXPECT_NEAR(most["predicted"], gap.at("peak_bytes").at("predicted").get<double>(), 1e-3 * most["predicted"]);
+  EXPECT_NEAR(most["measured"], gap.at("peak_bytes").at("measured").get<double>(), 1e-3 * most["measured"]);
+  for (const char* side : {"predicted", "measured"}) EXPECT_GT(gap.at("expert_load").at("busiest expert, median layer").at(side).get<double>(), 1);
+  Json backwards = load_json(file("measured.json"));
+  backwards["memory_over_step"][0]["start_ps"] = std::int64_t{1} << 60;
+  write_text_file(file("backwards.json"), backwards.dump());
+  expect_refused({"compare", file("measured_plan.json"), file("backwards.json")}, "memory_over_step");
   // Counts that are no numbers come from no run.
   Json counted = load_json(file("measured.json"));
   counted["steps"][1]["expert_tokens"].begin().value()[0] = "many";
