@@ -130,17 +130,18 @@ Output run(const Context& context, const Options& options) {
 
   Output out;
   std::optional<SlicePrediction> slice;
-  if (file.contains("rank_slice")) slice = slice_of(file, loaded, options.measured);
+  const bool alone = file.contains("rank_slice");
   std::vector<double> seconds, copies;
   const Json steps = file.value("steps", Json::array());
   for (std::size_t i = 0; i < steps.size(); ++i) {
     if (!steps[i].is_object() || !steps[i].contains("step_s") || !steps[i]["step_s"].is_number()) throw InputError(fmt::format("{}.steps[{}].step_s", options.measured, i), "is missing or no number", "`moeplan run` writes it");
     if (is_undisturbed(i, steps.size())) {
-      seconds.push_back(slice ? computing_seconds(steps[i], fmt::format("{}.steps[{}]", options.measured, i)) : steps[i]["step_s"].get<double>());
-      if (slice) copies.push_back(steps[i]["communication_s"].get<double>());
+      seconds.push_back(alone ? computing_seconds(steps[i], fmt::format("{}.steps[{}]", options.measured, i)) : steps[i]["step_s"].get<double>());
+      if (alone) copies.push_back(copied_seconds(steps[i], fmt::format("{}.steps[{}]", options.measured, i)));
     }
   }
   if (seconds.empty()) throw InputError(options.measured + ".steps", "has no steps", "run at least one");
+  if (alone) slice = slice_of(file, loaded, {median(copies)}, options.measured);
   if (steps.size() < 3) out.notes.push_back("fewer than three steps: the step time includes the first, which warms up");
   // A plan is made for a load; what the routers did is the run's. Times are compared at what they did, and the plan's own stands beside: the step
   // at each undisturbed step's load, the calls at that of the last, in which they were timed.
@@ -232,7 +233,7 @@ Output run(const Context& context, const Options& options) {
   }
   files.done();
 
-  const std::optional<double> clock = context.json ? prices_of(loaded.problem, loaded.plan).clock() : std::nullopt;
+  const std::optional<double> clock = slice ? slice->time.clock : context.json ? prices_of(loaded.problem, loaded.plan).clock() : std::nullopt;
   if (context.json) {
     Json largest = Json::array(), tenths = Json::array();
     for (const Pair& p : over_step) tenths.push_back(pair_json(p));
@@ -240,7 +241,7 @@ Output run(const Context& context, const Options& options) {
     out.text = Json{{"step_seconds", pair_json(step)}, {"step_seconds_as_planned", slice ? step.predicted : as_planned.value}, {"interval", Json::array({interval.low, interval.high})}, {"peak_bytes", pair_json(peak)}, {"memory", pairs_json(memory)}, {"memory_over_step", tenths}, {"lanes", pairs_json(at_work)}, {"expert_load", pairs_json(load)}, {"operators", pairs_json(calls)}, {"largest_gaps", largest}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}}.dump(2) + "\n";
     return out;
   }
-  out.text = problem_text(loaded.problem) + clock_text(loaded.problem, loaded.plan);
+  out.text = problem_text(loaded.problem) + (slice ? "" : clock_text(loaded.problem, loaded.plan));
   if (slice) out.text += slice_text(*slice, step.measured, median(copies));
   else out.text += fmt::format("step: {} predicted ({} to {}), {} measured: {}\n", duration({step.predicted}), duration({interval.low}), duration({interval.high}), duration({step.measured}), error_text(step));
   if (!loads.empty()) out.text += fmt::format("  at the expert load that was measured; {} at the plan's, {}\n", duration(as_planned), loaded.problem.load.name);

@@ -278,6 +278,8 @@ class RankRun {
     }
     if (!first_) return;
     const MemoryBreakdown measured = trainer_.memory();
+    std::optional<SlicePrediction> slice;   // at the clock of calls with just such copies between
+    if (s_.slice) slice = *s_.slice, slice->time = slice_forecast(problem_, plan_, slice->rank, slice->draw, Seconds{median_of(&copies_of)});
     if (!o_.output.empty()) {
       Json file = Json::object();
       file["format"] = "moeplan.measured.v1";
@@ -288,7 +290,7 @@ class RankRun {
       file["ranks"] = plan_.parallelism.world();
       if (world_) file["communication"] = communication_json(trainer_);
       if (world_ && !s_.slice) file["overlap"] = overlap_json(trainer_.walk().overlaps());
-      if (s_.slice) file["rank_slice"] = slice_json(*s_.slice);
+      if (slice) file["rank_slice"] = slice_json(*slice);
       file["steps"] = steps_;
       file["provenance"] = provenance(o_, s_.context, opened_.device);
       write_text_file(o_.output, file.dump(1) + "\n");
@@ -296,13 +298,13 @@ class RankRun {
     s_.out.exit_code = signal == 0 ? 0 : o_.checkpoint.empty() ? kFailed : kInterrupted;
     if (s_.context.json) return;
     s_.out.text = "\n";
-    if (s_.slice) s_.out.text += slice_text(*s_.slice, median_of(&computing_of), median_of(&copies_of)) + "\n";
+    if (s_.slice) s_.out.text += slice_text(*slice, median_of(&computing_of), median_of(&copies_of)) + "\n";
     if (world_ && !s_.slice) s_.out.text += overlap_text(trainer_.walk().overlaps());
     s_.out.text += memory_text(s_.context, s_.predicted, measured);
   }
 
   static double computing_of(const Json& step) { return computing_seconds(step, "steps"); }
-  static double copies_of(const Json& step) { return step["communication_s"].get<double>(); }
+  static double copies_of(const Json& step) { return copied_seconds(step, "steps"); }
   /// Over the undisturbed steps: the first warms up (nothing of a rank alone is recorded), the last is timed call by call.
   double median_of(double (*of)(const Json&)) const {
     std::vector<double> v;

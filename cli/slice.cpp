@@ -11,11 +11,11 @@
 namespace moeplan::cli {
 
 SlicePrediction predict_slice(const LoadedPlan& loaded, int rank, std::optional<double> bound,
-                              const WalkOptions& options, const HeldType& held) {
+                              const WalkOptions& options, const HeldType& held, std::optional<Seconds> copies) {
   const auto& [problem, plan] = loaded;
   SlicePrediction out{.rank = rank, .draw = draw_slice(problem, plan, rank), .time = {}, .memory = {}};
   out.routed_bound = bound.value_or(out.draw.most);
-  out.time = slice_forecast(problem, plan, rank, out.draw);
+  out.time = slice_forecast(problem, plan, rank, out.draw, copies);
   WalkOptions bounded = options;
   bounded.routed_bound = out.routed_bound;
   const Program program = lower_for_run(problem, plan, bounded, rank);
@@ -34,7 +34,7 @@ Json slice_json(const SlicePrediction& s) {
             {"charged_communication_s", s.time.communication.value}}}};
 }
 
-SlicePrediction slice_of(const Json& measured, const LoadedPlan& loaded, const std::string& where) {
+SlicePrediction slice_of(const Json& measured, const LoadedPlan& loaded, Seconds copies, const std::string& where) {
   const Json& s = measured.at("rank_slice");
   const bool whole = s.is_object() && s.contains("rank") && s["rank"].is_number_integer() &&
                      s.contains("routed_bound") && s["routed_bound"].is_number();
@@ -50,21 +50,27 @@ SlicePrediction slice_of(const Json& measured, const LoadedPlan& loaded, const s
     throw InputError(where + ".rank_slice.rank",
                      fmt::format("{} is outside the plan's {} ranks", rank, loaded.plan.parallelism.world()),
                      "the plan that was run");
-  return predict_slice(loaded, static_cast<int>(rank), bound, {}, held);
+  return predict_slice(loaded, static_cast<int>(rank), bound, {}, held, copies);
 }
 
-double computing_seconds(const Json& step, const std::string& where) {
-  for (const char* name : {"step_s", "communication_s"})
-    if (!step.is_object() || !step.contains(name) || !step[name].is_number())
-      throw InputError(where + "." + name, "is missing or no number", "`moeplan run --rank-slice` writes it");
-  return step["step_s"].get<double>() - step["communication_s"].get<double>();
+namespace {
+
+double seconds_of(const Json& step, const char* name, const std::string& where) {
+  if (!step.is_object() || !step.contains(name) || !step[name].is_number())
+    throw InputError(where + "." + name, "is missing or no number", "`moeplan run --rank-slice` writes it");
+  return step[name].get<double>();
 }
+
+}  // namespace
+
+double copied_seconds(const Json& step, const std::string& where) { return seconds_of(step, "communication_s", where); }
+double computing_seconds(const Json& step, const std::string& where) { return seconds_of(step, "step_s", where) - copied_seconds(step, where); }
 
 std::string slice_text(const SlicePrediction& s, double computing, double copies) {
   return fmt::format(
-             "rank {} alone: its experts get {:.2f} of the balanced rows, {:.2f} where most\n"
+             "{}rank {} alone: its experts get {:.2f} of the balanced rows, {:.2f} where most\n"
              "computing a step: {} predicted ({} to {}), {} measured: {:+.1f} %\n",
-             s.rank, s.draw.mean, s.draw.most, duration(s.time.compute), duration(s.time.low), duration(s.time.high),
+             s.time.clock ? fmt::format("clock of these calls, with the copies between: {:.0f} MHz\n", *s.time.clock) : "", s.rank, s.draw.mean, s.draw.most, duration(s.time.compute), duration(s.time.low), duration(s.time.high),
              duration({computing}), s.time.compute.value > 0 ? 100 * (computing / s.time.compute.value - 1) : 0) +
          fmt::format("left out of both: communication, charged {} by the model; the copies here took {}\n",
                      duration(s.time.communication), duration({copies}));

@@ -18,14 +18,16 @@ struct SlicePrediction {
   MemoryBreakdown memory;  ///< communicators, which are not there, left out; their scratch in
 };
 
-/// `bound`: of the buffers, if the user gave one; otherwise what the rows drawn need.
+/// `bound`: of the buffers, if the user gave one; otherwise what the rows drawn need. `copies`: a step's, that stood for communication, once they have run.
 [[nodiscard]] SlicePrediction predict_slice(const LoadedPlan& loaded, int rank, std::optional<double> bound,
-                                            const WalkOptions& options, const HeldType& held);
+                                            const WalkOptions& options, const HeldType& held, std::optional<Seconds> copies = {});
 
 /// As measured.json keeps it.
 [[nodiscard]] Json slice_json(const SlicePrediction& slice);
-/// The prediction that a measured.json was made beside, made again from the plan. Throws InputError.
-[[nodiscard]] SlicePrediction slice_of(const Json& measured, const LoadedPlan& loaded, const std::string& where);
+/// The prediction that a measured.json was made beside, made again from the plan for a run whose copies took so long. Throws InputError.
+[[nodiscard]] SlicePrediction slice_of(const Json& measured, const LoadedPlan& loaded, Seconds copies, const std::string& where);
+/// Seconds of a step in copies that stood for communication. Throws InputError where the step does not say.
+[[nodiscard]] double copied_seconds(const Json& step, const std::string& where);
 
 /// Seconds of a step that this rank computed: what stands for communication is left out. Throws InputError where the
 /// step's numbers do not say.

@@ -40,14 +40,17 @@ std::vector<Repeated> calls_of(const Problem& problem, const Plan& of, const Pri
 
 }  // namespace
 
+HeldClock with_ends(double clock, bool alone) {
+  return {.clock = clock, .fastest = alone ? std::min(1.0, clock * (1 + kClockSpread)) : 1.0, .slowest = clock < 1 ? clock * (1 - kClockSpread) : 1.0};
+}
+
 HeldClock PlanClocks::of(const Plan& plan) const {
   const PowerProfile* power = rested_.power();
   if (power == nullptr) return {};
   const std::lock_guard lock(mutex_);
   const auto [it, fresh] = known_.try_emplace({plan.micro_batch, plan.recompute});
   if (fresh) {
-    const double clock = sustained_clock(*power, calls_of(problem_, plan, rested_));
-    it->second = {.clock = clock, .fastest = problem_.cluster.devices() > 1 ? 1.0 : std::min(1.0, clock * (1 + kClockSpread)), .slowest = clock < 1 ? clock * (1 - kClockSpread) : 1.0};
+    it->second = with_ends(sustained_clock(*power, calls_of(problem_, plan, rested_)), problem_.cluster.devices() == 1);
   }
   return it->second;
 }

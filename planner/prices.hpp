@@ -27,6 +27,9 @@ class PlanClocks {
   mutable std::map<std::pair<std::int64_t, Recompute>, HeldClock> known_;   ///< by micro-batch
 };
 
+/// A held clock with its ends: upper ones of a clock 2 % lower; lower ones of one 2 % higher where a device computes `alone`, else of the boost clock.
+[[nodiscard]] HeldClock with_ends(double clock, bool alone);
+
 /// Those of one plan, with what its load and its exchange do to ragged products (planner/load_spread.hpp).
 [[nodiscard]] Prices prices_of(const Problem& problem, const Plan& plan);
 

@@ -41,6 +41,9 @@ std::vector<std::int64_t> whole_rows(const Shares& shares, std::int64_t all) {
   return out;
 }
 
+/// Bytes read and written for each of a payload: it is copied (executor/slice), and what an exchange brings is put in order behind that (executor/cuda/rows.cu).
+constexpr double kCopyPasses = 2, kExchangePasses = 4;
+
 /// Prices one rank's program.
 class Pricing {
  public:
@@ -51,7 +54,7 @@ class Pricing {
         prices_(prices_of(problem, plan)),
         links_(problem.cluster, problem.runtime, expert_places(problem.model, plan.experts, plan.parallelism, problem.cluster), problem.profile) {}
 
-  SliceForecast run(const Problem& problem) {
+  SliceForecast run(const Problem& problem, std::optional<Seconds> copies) {
     for (const Instance& i : program_.instances) switch (i.phase) {
         case Phase::forward:
         case Phase::backward:
@@ -76,6 +79,7 @@ class Pricing {
     for (const Slot& s : program_.slots) state += s.state;
     if (state.trained_elements > 0)
       add(optimizer_call(state, problem.workload.optimizer), std::string(name_of(problem.workload.optimizer)));
+    sum_up(held(copies));
     double below = 0, above = 0;  // calls of one operator err together, different operators independently
     for (const auto& [name, s] : spread_) below += s.first * s.first, above += s.second * s.second;
     out_.low = {std::max(0.0, out_.compute.value - std::sqrt(below))};
@@ -114,6 +118,7 @@ class Pricing {
         add(*call, fmt::format("{} {}", kind(call->op), call->pass == Pass::backward ? "backward" : "forward"), arriving, prices_.copies(copied(node)));
       } else if (const auto* comm = std::get_if<CommCall>(&node.call)) {
         out_.communication += links_.price(*comm, group_shape(comm->group, plan_.parallelism), skew).median;
+        moved_ += kExchangePasses * static_cast<double>(comm->payload.value);
       } else {
         out_.communication += links_.host_wait(group_shape(Group::expert, plan_.parallelism)).median;
       }
@@ -122,21 +127,45 @@ class Pricing {
 
   /// `rows`: of each of the rank's experts; `beside`: what its operands' columns take.
   void add(const OpCall& call, const std::string& name, std::span<const std::int64_t> rows = {}, Seconds beside = {}) {
-    const Estimate e = prices_.price(call, rows);
-    if (is_view(call.op) && beside.value == 0) return;
-    out_.compute += e.median + beside;
-    out_.operators[name] += e.median + beside;
-    spread_[name].first += e.median.value - e.low.value;
-    spread_[name].second += e.high.value - e.median.value;
-    out_.basis[static_cast<std::size_t>(e.basis)] += (e.median + beside).value;
+    if (!is_view(call.op) || beside.value > 0) priced_.push_back({prices_.rested(call, rows), name, beside});
   }
   void charge(Collective collective, Bytes payload, Group group) {
-    if (payload.value > 0)
-      out_.communication += links_
-                                .price({.collective = collective, .group = group, .payload = payload},
-                                       group_shape(group, plan_.parallelism))
-                                .median;
+    if (payload.value <= 0) return;
+    out_.communication += links_
+                              .price({.collective = collective, .group = group, .payload = payload},
+                                     group_shape(group, plan_.parallelism))
+                              .median;
+    moved_ += kCopyPasses * static_cast<double>(payload.value);
   }
+
+  /// The clock at which these calls and the copies draw what the device may.
+  HeldClock held(std::optional<Seconds> copies) {
+    const PowerProfile* power = prices_.power();
+    if (power == nullptr) return {};
+    std::vector<Repeated> all{{prices_.copied(moved_, copies)}};
+    for (const Priced& p : priced_)
+      if (p.call.power.seconds > 0) all.push_back({p.call.power});
+    const double clock = sustained_clock(*power, all);
+    out_.clock = clock * power->boost;
+    return with_ends(clock, true);
+  }
+
+  void sum_up(const HeldClock& clock) {
+    for (const auto& [call, name, beside] : priced_) {
+      const Estimate e = prices_.held(call, clock);
+      out_.compute += e.median + beside;
+      out_.operators[name] += e.median + beside;
+      spread_[name].first += e.median.value - e.low.value;
+      spread_[name].second += e.high.value - e.median.value;
+      out_.basis[static_cast<std::size_t>(e.basis)] += (e.median + beside).value;
+    }
+  }
+
+  struct Priced {
+    Prices::Rested call;
+    std::string name;
+    Seconds beside{};
+  };
 
   const Plan& plan_;
   const Program& program_;
@@ -144,6 +173,8 @@ class Pricing {
   Prices prices_;
   Links links_;
   SliceForecast out_;
+  std::vector<Priced> priced_;
+  double moved_ = 0;  ///< bytes that stand for communication, read and written
   std::map<std::string, std::pair<double, double>> spread_;
 };
 
@@ -202,9 +233,9 @@ SliceDraw draw_slice(const Problem& problem, const Plan& plan, int rank) {
   return out;
 }
 
-SliceForecast slice_forecast(const Problem& problem, const Plan& plan, int rank, const SliceDraw& draw) {
+SliceForecast slice_forecast(const Problem& problem, const Plan& plan, int rank, const SliceDraw& draw, std::optional<Seconds> copies) {
   const Program program = lower(problem, plan, rank);
-  return Pricing(problem, plan, program, draw).run(problem);
+  return Pricing(problem, plan, program, draw).run(problem, copies);
 }
 
 }  // namespace moeplan

@@ -31,9 +31,11 @@ struct SliceForecast {
   Seconds communication{};                   ///< charged: each call alone on its links, nothing hidden
   std::map<std::string, Seconds> operators;  ///< "linear backward": of a step; views take none
   std::array<double, 3> basis{};             ///< share of `compute` by what it rests on
+  std::optional<double> clock;               ///< MHz that the device holds while it computes, where its power is known
 };
 
-/// Prices the rank's program call by call, experts at the rows drawn.
-[[nodiscard]] SliceForecast slice_forecast(const Problem& problem, const Plan& plan, int rank, const SliceDraw& draw);
+/// Prices the rank's program call by call, experts at the rows drawn, at the clock that just these calls hold with the copies that stand for communication between them. They took `copies`;
+/// nothing: as long as memory's achieved rate allows.
+[[nodiscard]] SliceForecast slice_forecast(const Problem& problem, const Plan& plan, int rank, const SliceDraw& draw, std::optional<Seconds> copies = {});
 
 }  // namespace moeplan

@@ -283,7 +283,7 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
   const double own_loss = report.loss;
   double squares = squared_gradients();
   const bool own_finite = std::isfinite(squares);
-  reduce_report(report, squares);
+  walk_->apart([&] { reduce_report(report, squares); });
   report.gradient_norm = std::sqrt(squares);
   report.applied = std::isfinite(report.loss) && std::isfinite(report.gradient_norm);
   if (ranks_) {

@@ -38,7 +38,7 @@ void Walk::tell_clock() {
   timed_.clear(), awaited_.clear();
 }
 
-/// What stands for communication on a rank alone is timed with the device idle before and after.
+/// With the device idle before and after.
 void Walk::apart(const std::function<void()>& communication) {
   if (!options_.slice || !ranks_) return communication();
   backend_.wait();

@@ -113,6 +113,8 @@ class Walk {
   [[nodiscard]] const Overlaps& overlaps() const { return overlaps_; }
   /// Of a rank alone: spent since the start in what stands for communication, in which nothing else ran.
   [[nodiscard]] double communication_seconds() const { return communication_seconds_; }
+  /// Runs what stands for communication on a rank alone, and counts it there; elsewhere just runs it.
+  void apart(const std::function<void()>& communication);
 
  private:
   struct RoutedCall {
@@ -272,7 +274,6 @@ class Walk {
   void limit(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void tally(std::int32_t slot, std::size_t ordinal, std::span<const TensorView> operands, MicroBatchState& state);
   void tell(const char* phase);
-  void apart(const std::function<void()>& communication);
   [[nodiscard]] bool ends_model() const;
   [[nodiscard]] const Block& block_of(std::int32_t slot) const {
     return program_.blocks[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].block)];

@@ -24,6 +24,7 @@ class PowerTables {
   /// otherwise; without any those of its other pass; without any the mean of all with products, or `memory`.
   [[nodiscard]] PoweredCall call(const OpCall& call, double compute, double traffic, double seconds) const;
   [[nodiscard]] const PowerProfile& profile() const { return profile_; }
+  [[nodiscard]] double memory() const { return memory_; }   ///< W beyond idle at the full rate of memory; nothing where no sample says
 
  private:
   struct Class {

@@ -263,11 +263,18 @@ Estimate Prices::price(const OpCall& call, bool in_bf16) const {
   return estimate((l.seconds + kAloneSeconds) / u, e, same_generation_ ? Basis::interpolated : Basis::roofline);
 }
 
-Estimate Prices::price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const {
+Estimate Prices::price(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const { return held(rested(call, rows_of_expert), clock_); }
+
+Prices::Rested Prices::rested(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const {
   const auto* experts = std::get_if<op::GroupedLinear>(&call.op);
   const bool known = experts && runtime_.own_kernels && !tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)].empty();
-  if (!known || static_cast<std::int64_t>(rows_of_expert.size()) != experts->experts) return price(call);
-  return held(rested(call, grouped(*experts, call, std::vector<double>(rows_of_expert.begin(), rows_of_expert.end()), 1.0 / static_cast<double>(experts->experts))), clock_);
+  if (!known || static_cast<std::int64_t>(rows_of_expert.size()) != experts->experts) return rested(call);
+  return rested(call, grouped(*experts, call, std::vector<double>(rows_of_expert.begin(), rows_of_expert.end()), 1.0 / static_cast<double>(experts->experts)));
+}
+
+PoweredCall Prices::copied(double bytes, std::optional<Seconds> taken) const {
+  if (!power_) return {};
+  return {.seconds = taken ? taken->value : bytes / (device_.memory_bandwidth.value * device_.achieved_bandwidth), .joules = power_->memory() * bytes / device_.memory_bandwidth.value};
 }
 
 /// Each expert's rows as if all had as many, `weight` of that each: tiles of one expert do not wait for another's (kernels/grouped_linear).

@@ -52,9 +52,12 @@ class Prices {
     PoweredCall power;
   };
   [[nodiscard]] Rested rested(const OpCall& call) const;
+  [[nodiscard]] Rested rested(const OpCall& call, std::span<const std::int64_t> rows_of_expert) const;   ///< as `price` with rows
   /// The same at a clock: `price(call)` is that at the one that is held.
   [[nodiscard]] Estimate held(const Rested& call, const HeldClock& clock) const;
   [[nodiscard]] const PowerProfile* power() const { return power_ ? &power_->profile() : nullptr; }
+  /// Copies of so many bytes read and written in `taken`, or in the time that memory's achieved rate allows: what they draw; nothing where no power is known.
+  [[nodiscard]] PoweredCall copied(double bytes, std::optional<Seconds> taken) const;
   /// From now on prices are those at this clock.
   void hold(const HeldClock& clock) { clock_ = clock; }
   /// MHz that are held; nothing where no power is known.

@@ -77,6 +77,7 @@ TEST(SliceForecast, IsWhatTheSimulatedRankComputesAtABalancedLoad) {
   Problem p = deepseek();
   p.model.layers.resize(6);
   p.load.distribution = UniformLoad{};
+  p.profile.power.reset();   // a plan's clock is that of whole layers, a slice's that of its own calls
   Plan q = on_64(p);
   q.micro_batches = 2;
   const SliceForecast slice = slice_forecast(p, q, 0, draw_slice(p, q, 0));
@@ -104,6 +105,7 @@ TEST(SliceForecast, IsWhatTheSimulatedRankComputesAtABalancedLoad) {
 
 TEST(SliceForecast, FollowsTheRowsOfEachLayer) {
   Problem p = deepseek();
+  p.profile.power.reset();   // at one clock
   TraceLoad trace;
   trace.counts.resize(58, std::vector<double>(256, 1));
   for (int e = 0; e < 4; ++e) trace.counts[7][static_cast<std::size_t>(e)] = 9;  // rank 0, one layer
@@ -112,6 +114,22 @@ TEST(SliceForecast, FollowsTheRowsOfEachLayer) {
   const SliceForecast hot = slice_forecast(p, q, 0, draw_slice(p, q, 0)), cold = slice_forecast(p, q, 1, draw_slice(p, q, 1));
   EXPECT_GT(hot.operators.at("grouped_linear forward").value, 1.02 * cold.operators.at("grouped_linear forward").value);
   EXPECT_DOUBLE_EQ(hot.operators.at("attention forward").value, cold.operators.at("attention forward").value);
+}
+
+/// Copies that take long rest the device: its clock is higher then, and what follows the clock is shorter.
+TEST(SliceForecast, HoldsTheClockOfItsOwnCallsWithTheCopiesBetween) {
+  const Problem p = deepseek();
+  ASSERT_TRUE(p.profile.power);
+  const Plan q = on_64(p);
+  const SliceDraw d = draw_slice(p, q, 0);
+  const SliceForecast busy = slice_forecast(p, q, 0, d, Seconds{0}), rested = slice_forecast(p, q, 0, d, 0.3 * busy.compute);
+  EXPECT_LT(*busy.clock, p.profile.power->boost);
+  EXPECT_GT(*rested.clock, 1.02 * *busy.clock);
+  EXPECT_LT(rested.operators.at("grouped_linear forward").value, busy.operators.at("grouped_linear forward").value);
+  EXPECT_NEAR(rested.operators.at("add forward").value, busy.operators.at("add forward").value, 0.02 * busy.operators.at("add forward").value);
+  Problem unknown = p;
+  unknown.profile.power.reset();
+  EXPECT_FALSE(slice_forecast(unknown, q, 0, d).clock);
 }
 
 }  // namespace
