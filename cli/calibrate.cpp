@@ -24,6 +24,7 @@
 #include "executor/calibrate/power.hpp"
 #include "planner/planner.hpp"
 #include "planner/problem.hpp"
+#include "sim/cost/price.hpp"
 #include "sim/memory/memory.hpp"
 
 namespace moeplan::cli {
@@ -127,6 +128,19 @@ Json readings_json(const PowerReadings& readings) {
   for (const PowerReading& r : readings.calls)
     out.push_back({{"key", key(r.call.op, r.call.pass, r.call.wants)}, {"sustained", held(r.sustained)}, {"rested", r.rested ? held(*r.rested) : Json(nullptr)}, {"share_behind_products", r.share ? Json(*r.share) : Json(nullptr)}});
   return {{"idle_watts", readings.idle}, {"boost_mhz", readings.boost}, {"calls", std::move(out)}};
+}
+
+/// How far interpolation is off at what was measured: samples of each operator left out in turn (at most about 24 of each), their time over that which the others give.
+struct LeftOut {
+  double median = 0, p90 = 0;
+  std::size_t samples = 0;
+};
+LeftOut left_out(const Context& context, const DeviceProfile& profile, const std::string& runtime) {
+  std::vector<double> off;
+  for (const double ratio : Prices(profile.device, profile, load_runtime(context.configs, runtime)).left_out()) off.push_back(std::abs(ratio - 1));
+  if (off.empty()) return {};
+  std::sort(off.begin(), off.end());
+  return {off[off.size() / 2], off[off.size() * 9 / 10], off.size()};
 }
 
 std::string power_note(const std::optional<PowerProfile>& p, std::size_t asked, std::size_t read) {
@@ -233,8 +247,9 @@ Output run(const Context& context, Options options) {
     out.notes.push_back(fmt::format("this machine is too noisy: half of the calls spread by more than {:.0f} % of their median (at most {:.0f} % is usable); close what else runs and use --again", 100 * c.median_spread, 100 * kTooNoisy));
     out.exit_code = kFailed;
   }
+  const LeftOut held_out = left_out(context, profile, options.runtime);
   if (context.json) {
-    out.text = Json{{"profile", options.output}, {"samples", c.samples.size()}, {"refused", c.refused}, {"median_spread", c.median_spread}, {"worst_spread", c.worst_spread}, {"power_readings", std::move(read)}}.dump(2) + "\n";
+    out.text = Json{{"profile", options.output}, {"samples", c.samples.size()}, {"refused", c.refused}, {"median_spread", c.median_spread}, {"worst_spread", c.worst_spread}, {"left_out", {{"median_error", held_out.median}, {"p90_error", held_out.p90}, {"samples", held_out.samples}}}, {"power_readings", std::move(read)}}.dump(2) + "\n";
     return out;
   }
   std::map<std::string, std::pair<std::int64_t, double>> kinds;
@@ -249,6 +264,8 @@ Output run(const Context& context, Options options) {
   for (auto& [seconds, line] : rows) lines.push_back(std::move(line));
   out.text = heading(context, fmt::format("measured on {}", opened.device)) + "\n" + table({{"calls"}, {"shapes", true}, {"once each", true}}, lines) +
              fmt::format("\nspread: half of the calls within {:.1f} %, the worst {:.1f} % of the median\n", 100 * c.median_spread, 100 * c.worst_spread);
+  if (held_out.samples > 0)
+    out.text += fmt::format("interpolation: {} samples left out in turn, each from the others: half within {:.0f} %, 90 % within {:.0f} %\n", held_out.samples, 100 * held_out.median, 100 * held_out.p90);
   return out;
 }
 

@@ -28,6 +28,8 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   const Json profile = load_json(file("here.json"));
   EXPECT_GT(profile.at("samples").size(), 60u);
   EXPECT_EQ(profile.at("samples").size(), said.at("samples"));
+  EXPECT_GT(said.at("left_out").at("samples").get<std::size_t>(), 30u);
+  EXPECT_GT(said.at("left_out").at("p90_error").get<double>(), said.at("left_out").at("median_error").get<double>());
   for (const Json& s : profile.at("samples")) EXPECT_GE(s.at("count"), 5);
   const Finished again = plan("measured_plan.json", {"--profile", file("here.json")});
   ASSERT_EQ(again.exit_code, 0) << again.err;
