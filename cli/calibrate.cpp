@@ -203,6 +203,7 @@ Output run(const Context& context, Options options) {
     if (const auto busy = busy_of(before); busy && std::abs(*busy - options.timing.busy.value) > kWritten * *busy)
       throw InputError(options.output, fmt::format("holds samples taken {}, and these would be {}", taken(*busy), taken(options.timing.busy.value)),
                        fmt::format("--busy {:g}, another -o, or --again to measure everything anew", *busy * 1e3));
+    (void)left_out(context, before, options.runtime);   // refuses what no call is, before anything is measured
     profile.samples = before.samples, profile.power = before.power;
     out.notes.push_back(fmt::format("{}: {} samples kept", options.output, before.samples.size()));
   }

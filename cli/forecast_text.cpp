@@ -26,9 +26,11 @@ std::string problem_text(const Problem& problem) {
   const std::string batch = fmt::format("{} sequences a step", grouped(w.global_batch.value_or(default_global_batch(problem))));
   std::string out = wrapped(fmt::format("{}: {}, {}, sequence {}, {}{}", printable(problem.model_name), tuning_text(w), name_of(w.optimizer), grouped(w.sequence_length), batch,
                                         w.tokens ? fmt::format(", {} tokens in all", short_count(*w.tokens)) : ""), kWidth, 2) + "\n";
-  out += wrapped(fmt::format("on {} {} ({} x {}, {} each{}); experts loaded as {}, runtime {}, times from profile {}", grouped(c.devices()), printable(c.device.name), c.nodes,
+  const bool foreign = !problem.profile.samples.empty() && problem.profile.device.name != c.device.name;
+  const std::string elsewhere = foreign ? fmt::format(", measured on {}: intervals are wider", printable(problem.profile.device.name)) : "";
+  out += wrapped(fmt::format("on {} {} ({} x {}, {} each{}); experts loaded as {}, runtime {}, times from profile {}{}", grouped(c.devices()), printable(c.device.name), c.nodes,
                              c.devices_per_node, human(c.device.memory), c.price ? fmt::format(", ${:.2f} an hour", c.price->value) : "", printable(problem.load.name),
-                             printable(problem.runtime.name), printable(problem.profile.name)), kWidth, 2) + "\n";
+                             printable(problem.runtime.name), printable(problem.profile.name), elsewhere), kWidth, 2) + "\n";
   return out;
 }
 

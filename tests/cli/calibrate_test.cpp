@@ -178,6 +178,18 @@ TEST_F(Calibrate, RefusesWhatIsNotItsOwn) {
   bad = moeplan({"calibrate", file("plan.json"), "-o", file("profile.json")});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_NE(bad.err.find("was measured on"), std::string::npos) << bad.err;
+  // It may be planned with, and that is said.
+  const Finished other = moeplan({"plan", "kimi-k3-tiny", "--device", "cpu", "--gpus", "1", "--runtime", "cpu", "--seq", "32", "--global-batch", "1", "--profile", file("profile.json"), "-q"});
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_NE(other.out.find("measured on h200"), std::string::npos) << other.out;
+  // A sample of no call is found before anything is measured, and the file stays as it is.
+  const Finished done = moeplan({"calibrate", file("plan.json"), "-o", file("here.json"), "--samples", "5", "-q"});
+  ASSERT_TRUE(done.exit_code == 0 || done.exit_code == 4) << done.err;
+  Json here = load_json(file("here.json"));
+  here["samples"] = Json::array({{{"key", "no_such_call x=1"}, {"median", "1 ms"}, {"count", 5}}});
+  write_text_file(file("here.json"), here.dump());
+  expect_refused({"calibrate", file("plan.json"), "-o", file("here.json")}, "no_such_call");
+  EXPECT_EQ(load_json(file("here.json")), here);
 }
 
 }  // namespace
