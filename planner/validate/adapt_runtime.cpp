@@ -46,6 +46,14 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
   // GPT-2's and GPT-BigCode's loss leaves logits in bf16, unless the head was upcast for quantised training.
   if (contains(runtime.name, "hf") && model.family == "gpt" && !contains(row.method.value_or(""), "lora"))
     runtime.logit_bytes = 6, runtime.logit_kept = 4;
+  // With Liger's kernels, where a row names them, the loss goes over hidden states in pieces and logits are never whole;
+  // norms, rotary embedding and SiLU with its product are one kernel each (linkedin/Liger-Kernel, monkey_patch.py: on
+  // by default; the bytes are those of runtimes/hf-liger.json).
+  if (contains(runtime.name, "hf") && runtime.whole_logits && contains(row.notes.value_or(""), "liger")) {
+    runtime.fused_loss = true, runtime.whole_logits = false, runtime.logit_bytes = runtime.logit_kept = 0;
+    for (const char* op : {"rms_norm", "rope", "glu"}) runtime.traffic[op] = 1;
+    runtime.traffic["cross_entropy"] = 6;
+  }
   // Qwen's finetune.py trains quantised bases and whole models through DeepSpeed's engine, which has no autocast: the loss
   // stays in 16 bits (logits, their shifted copy, log-softmax; the last is kept).
   if (contains(row.framework, "finetune.py") && row.method.value_or("") != "lora")

@@ -223,6 +223,10 @@ TEST(FineTuning, HoldsWhatTheScriptAndItsLibrariesHold) {
   const Runtime copies = row({{"lora_targets", "c_attn + trainable embedding & lm_head"}}).problem.runtime;
   EXPECT_EQ((copies.workspace - plain.workspace).value, 2 * 2 * std::int64_t{151936} * 2048) << "the originals of two tables";
   EXPECT_EQ(copies.moment, DType::bf16);
+  // Liger's loss goes over hidden states in pieces: no logits, of 8 x 512 tokens over 151,936 words.
+  const Case whole = row({{"micro_batch_size", 8}}), pieces = row({{"micro_batch_size", 8}, {"notes", "packed; liger kernel"}});
+  EXPECT_FALSE(pieces.problem.runtime.whole_logits);
+  EXPECT_NEAR(predict(whole, library().words).allocated.value - predict(pieces, library().words).allocated.value, 12 * 8 * 512 * 151936.0, 0.1 * 12 * 8 * 512 * 151936.0);
   // A second list of all that is trained, 1.8 G elements in fp32.
   const auto peak = [&](const char* version) { return predict(row({{"method", "full_ft"}, {"framework_version", version}}), library().words).allocated.value; };
   EXPECT_NEAR(peak("PyTorch 2.0, CUDA 11.8") - peak("PyTorch 2.1"), 4 * 1.84e9, 0.03 * 4 * 1.84e9);
