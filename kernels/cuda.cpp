@@ -1,5 +1,6 @@
 #include "kernels/cuda.hpp"
 
+#include "kernels/cuda_workspace.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
 #include "kernels/shared_memory.hpp"
 
@@ -23,7 +24,8 @@ constexpr bool has_cuda = false;
 /// Operators whose products have no form of mma.sync.
 bool needs_hopper(const Op& op) {
   const auto* const experts = std::get_if<op::GroupedLinear>(&op);
-  return std::holds_alternative<op::Kda>(op) || std::holds_alternative<op::GatedDeltaNet>(op) || (experts != nullptr && kernels::grouped_linear::reads_packed(*experts));
+  return std::holds_alternative<op::Kda>(op) || std::holds_alternative<op::GatedDeltaNet>(op) ||
+         (experts != nullptr && experts->weight == DType::mxfp4 && kernels::grouped_linear::reads_packed(*experts));
 }
 /// Shared memory of a block of its largest kernel, where that is more than every device has.
 std::size_t shared_bytes(const Op& op) {
@@ -47,6 +49,20 @@ std::string refusal_of_device(const Op& op, const kernels::DeviceFacts& device) 
 }
 
 void* at(std::span<void* const> pointers, std::size_t i) { return i < pointers.size() ? pointers[i] : nullptr; }
+
+/// Scratch of a call, on Hopper or elsewhere.
+template <class Operator>
+std::int64_t scratch_on(bool hopper, const Operator& op, Pass pass, Wants wants) {
+  if constexpr (std::is_same_v<Operator, op::GroupedLinear>) return kernels::grouped_linear::scratch_of(op, pass, wants, hopper).bytes;
+  else return scratch(op, pass, wants);
+}
+Bytes workspace_on(bool hopper, const Op& op, Pass pass, Wants wants) {
+  if (pass == Pass::backward) wants = possible(op, wants);
+  return std::visit([&]<class Operator>(const Operator& o) -> Bytes {
+    if constexpr (has_cuda<Operator>) return {scratch_on(hopper, o, pass, wants)};
+    else return {0};
+  }, op);
+}
 
 /// What the gradients that are not null ask for.
 Wants asked_of(const Operands& list, std::span<void* const> gradients) {
@@ -74,11 +90,11 @@ void run(const Op& op, Pass pass, std::span<void* const> values, std::span<void*
       const Wants wants = asked_of(list, gradients);
       if (pass == Pass::backward && wants == Wants{false, false}) return;
       check_present(Operator::kind, list, values, pass, wants);
-      if (scratch(o, pass, wants) > 0 && scratch_memory == nullptr)
-        throw InputError(std::string(Operator::kind), "needs " + std::to_string(scratch(o, pass, wants)) + " bytes of scratch and has none", "pass cuda::workspace bytes");
       // Where there is no device, what the operator itself refuses is still said before the launch fails.
       const bool there = given != nullptr || kernels::device_count() > 0;
       const kernels::DeviceFacts device = given != nullptr ? *given : there ? kernels::device_facts() : kernels::DeviceFacts{};
+      if (const std::int64_t bytes = scratch_on(!there || device.compute_capability == 90, o, pass, wants); bytes > 0 && scratch_memory == nullptr)
+        throw InputError(std::string(Operator::kind), "needs " + std::to_string(bytes) + " bytes of scratch and has none", "pass cuda::workspace bytes");
       if (const std::string why = there ? refusal_of_device(op, device) : std::string(); !why.empty()) refuse(Operator::kind, why);
       const Frame frame(list, values, gradients, scratch_memory, stream, device, products, ragged);
       try {
@@ -107,13 +123,8 @@ std::string refusal(const Op& op, const kernels::DeviceFacts& device) {
   return why.empty() ? refusal_of_device(op, device) : why;
 }
 
-Bytes workspace(const Op& op, Pass pass, Wants wants) {
-  if (pass == Pass::backward) wants = possible(op, wants);
-  return std::visit([&]<class Operator>(const Operator& o) -> Bytes {
-    if constexpr (has_cuda<Operator>) return {scratch(o, pass, wants)};
-    else return {0};
-  }, op);
-}
+Bytes workspace(const Op& op, Pass pass, Wants wants) { return workspace_on(true, op, pass, wants); }
+Bytes workspace(const Op& op, Pass pass, Wants wants, const kernels::DeviceFacts& device) { return workspace_on(device.compute_capability == 90, op, pass, wants); }
 
 void forward(const Op& op, std::span<void* const> values, void* workspace, cudaStream_t stream, Products* products, const Ragged& ragged, const kernels::DeviceFacts* device) {
   run(op, Pass::forward, values, {}, workspace, stream, products, ragged, device);

@@ -15,6 +15,7 @@
 #include "executor/cuda/rows.hpp"
 #include "kernels/arranged.hpp"
 #include "kernels/cuda.hpp"
+#include "kernels/cuda_workspace.hpp"
 
 namespace moeplan {
 namespace {
@@ -88,7 +89,7 @@ class CudaBackend final : public Backend {
 
   void write_stored(const TensorView& to, std::span<const std::byte> from) override {
     kernels::check(cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyDefault, stream_.get()), "copy stored weights to the device");
-    if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
+    if (to.arranged) cuda::arrange(to.dtype, to.data, payload_bytes(to.dtype, to.shape), stream_.get());
     stream_.synchronize();   // the bytes are the caller's
   }
 
@@ -97,7 +98,7 @@ class CudaBackend final : public Backend {
       staging_.resize(static_cast<std::size_t>(stored_bytes(from.dtype, from.shape).value));
       kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDefault, stream_.get()), "copy stored weights from the device");
       stream_.synchronize();
-      if (from.arranged) cuda::restore(std::span(staging_).first(static_cast<std::size_t>(payload_bytes(from.dtype, from.shape))));
+      if (from.arranged) cuda::restore(from.dtype, std::span(staging_).first(static_cast<std::size_t>(payload_bytes(from.dtype, from.shape))));
       return decode_stored(from.dtype, from.shape, staging_.data(), to);
     }
     staging_.resize(to.size() * static_cast<std::size_t>(plain_bytes(from.dtype)));
@@ -127,7 +128,7 @@ class CudaBackend final : public Backend {
     cuda::copy_rows(together.data, apart.data, together.shape[together.shape.rank - 1] * plain_bytes(together.dtype), runs, gather, stream_.get());
   }
   void wait() override { stream_.synchronize(); }
-  Bytes workspace(const OpCall& call) const override { return cuda::workspace(as_held(call.op), call.pass, call.wants); }
+  Bytes workspace(const OpCall& call) const override { return cuda::workspace(as_held(call.op), call.pass, call.wants, facts_); }
   void sum_shares(const TensorView& from, const TensorView& to) override {
     const std::int64_t columns = to.shape.elements();
     auto* const parts = reinterpret_cast<float*>(temporaries_.at_least(cuda::share_scratch(columns)));
@@ -236,7 +237,7 @@ class CudaBackend final : public Backend {
       if (forward || is_result(i) || i >= gradients.size() || !gradients[i].present()) continue;
       (contract[i].role == Role::weight ? wants.weight_grad : wants.input_grad) = true;
     }
-    const std::int64_t needed = cuda::workspace(op, call.pass, wants).value, given = context.workspace.present() ? context.workspace.shape.elements() : 0;
+    const std::int64_t needed = cuda::workspace(op, call.pass, wants, facts_).value, given = context.workspace.present() ? context.workspace.shape.elements() : 0;
     // Copies and scratch lie in the workspace where both fit, else the scratch alone.
     const bool both = given >= bytes + needed;
     std::byte* next = both ? context.workspace.data : temporaries_.at_least(bytes + rows_bytes);
@@ -316,7 +317,7 @@ class CudaBackend final : public Backend {
         kernels::check(cudaMemcpyAsync(scales + scale_at, wide + floats + bytes, static_cast<std::size_t>(behind), cudaMemcpyDefault, stream_.get()), "store scales");
       }
     }
-    if (to.arranged) cuda::arrange(to.data, payload_bytes(to.dtype, to.shape), stream_.get());
+    if (to.arranged) cuda::arrange(to.dtype, to.data, payload_bytes(to.dtype, to.shape), stream_.get());
   }
 
   /// Floats go over in pieces and are rounded there: a model of a hundred gigabytes does not wait for one core here.

@@ -1,8 +1,8 @@
-/// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights) and mxfp4_cuda.hpp (MXFP4, arranged): offsets from the
-/// routing's counts, the low-rank rows s x A^T and s dy B made once and added inside the base product (beside MXFP4 in a product of their own),
-/// weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Weights stored otherwise (fp8 and the like) are read
-/// back to bf16 in waves of experts that fit scratch.hpp's bound, 5 bytes moved a weight instead of 1; besides that and dW nothing the size of
-/// a weight is formed.
+/// `grouped_linear` as the catalogue calls it, on the kernels of cuda.hpp (bf16 weights), mxfp4_cuda.hpp and fp8_cuda.hpp (arranged): offsets
+/// from the routing's counts, the low-rank rows s x A^T and s dy B made once and added inside the base product (beside MXFP4 in a product of
+/// their own), weights' gradients in bf16 from fp32 sums, zeros in the rows behind the last expert's. Weights stored otherwise (int8 and the
+/// like) are read back to bf16 in waves of experts that fit scratch.hpp's bound, 5 bytes moved a weight instead of 1; besides that and dW nothing
+/// the size of a weight is formed.
 
 #include <algorithm>
 
@@ -11,6 +11,8 @@
 #include "kernels/cuda.hpp"
 #include "kernels/dequantise/rows.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/fp8.hpp"
+#include "kernels/grouped_linear/fp8_cuda.hpp"
 #include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/grouped_linear/mxfp4_cuda.hpp"
 #include "kernels/grouped_linear/op.hpp"
@@ -74,12 +76,13 @@ __global__ void __launch_bounds__(256) sum_rows(const int* offsets, i64 columns,
 struct Call {
   const op::GroupedLinear& op;
   const Frame& f;
+  Pass pass;
   grouped::Dims dims;
   Scratch at;
   char* scratch;
 
-  Call(const op::GroupedLinear& o, const Frame& frame, Pass pass, Wants wants)
-      : op(o), f(frame), dims{static_cast<int>(o.experts), static_cast<int>(o.rows), static_cast<int>(o.in), static_cast<int>(o.out)}, at(scratch_of(o, pass, wants)), scratch(frame.scratch<char>()) {
+  Call(const op::GroupedLinear& o, const Frame& frame, Pass p, Wants wants)
+      : op(o), f(frame), pass(p), dims{static_cast<int>(o.experts), static_cast<int>(o.rows), static_cast<int>(o.in), static_cast<int>(o.out)}, at(scratch_of(o, p, wants, !portable())), scratch(frame.scratch<char>()) {
     offsets_of(f.ragged().rows_of_expert, dims.experts, dims.rows, offsets(), f.stream());
     if (!op.shared_adapter || op.lora_rank == 0) return;
     join_experts<<<1, 1, 0, f.stream()>>>(offsets(), dims.experts, ends());
@@ -89,7 +92,8 @@ struct Call {
   [[nodiscard]] int* ends() const { return reinterpret_cast<int*>(scratch + at.ends); }
   [[nodiscard]] bf16* low() const { return reinterpret_cast<bf16*>(scratch + at.low); }
   [[nodiscard]] bf16* beside() const { return reinterpret_cast<bf16*>(scratch + at.beside); }
-  [[nodiscard]] bool packed() const { return grouped::reads_packed(op); }
+  /// Whether the product reads the weight as it is stored, in this type.
+  [[nodiscard]] bool packed(DType type) const { return op.weight == type && grouped::expands_inside(op, pass, !portable()); }
   /// f(first expert, their bf16 weights, their sizes): all at once, or wave by wave.
   template <class F>
   void over_experts(const F& each) const {
@@ -99,7 +103,12 @@ struct Call {
     for (i64 e = 0; e < op.experts; e += wave) {
       grouped::Dims some = dims;
       some.experts = static_cast<int>(std::min(wave, op.experts - e));
-      dequantise_rows(op.weight, op.experts * op.out, op.in, e * op.out, some.experts * op.out, f["w"].data, plain, f.stream());
+      if (grouped::reads_packed(op)) {   // FP8, in the order of its kernels
+        const grouped::fp8::Weights w = eight_bits();
+        grouped::fp8::read_back(w.codes + e * op.out * op.in, w.scales + e * (op.out / 128) * ((op.in + 127) / 128), some.experts * op.out, op.in, plain, f.stream());
+      } else {
+        dequantise_rows(op.weight, op.experts * op.out, op.in, e * op.out, some.experts * op.out, f["w"].data, plain, f.stream());
+      }
       each(e, static_cast<const bf16*>(plain), some);
     }
   }
@@ -129,6 +138,10 @@ struct Call {
     grouped::mxfp4::prepare_scales(dims, grouped::GateLayout::halves, stored + op.experts * op.out * (op.in / 2), scales, f.stream());
     return {stored, scales};
   }
+  [[nodiscard]] grouped::fp8::Weights eight_bits() const {
+    const auto* stored = static_cast<const std::uint8_t*>(f["w"].data);
+    return {stored, reinterpret_cast<const float*>(stored + op.experts * op.out * op.in)};
+  }
   void add(const bf16* more, bf16* to, i64 elements) const { pointwise(elements, true, Added{more, to}, f.stream(), "grouped_linear: low-rank rows"); }
 };
 
@@ -149,12 +162,14 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
     clear_rows_from(call.offsets() + op.experts, op.rows, op.lora_rank, x_a, f.stream());
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = scaled == nullptr ? x_a : scaled, .factor = b_lora};
   }
-  if (call.packed()) {
+  if (call.packed(DType::mxfp4)) {
     grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y}, f.stream());
     if (adapter.rank > 0) {
       call.product(grouped::Forward{.dims = call.pair_dims(op.lora_rank, op.out), .x = adapter.low, .x_rows = call.dims.rows, .weight = b_lora, .offsets = call.pair_offsets(), .y = call.beside()});
       call.add(call.beside(), y, op.rows * op.out);
     }
+  } else if (call.packed(DType::fp8)) {
+    grouped::fp8::forward({.dims = call.dims, .x = x, .weights = call.eight_bits(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .adapter = adapter}, f.stream());
   } else {
     const bf16* const bias = f["b"].as<bf16>();
     call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
@@ -179,12 +194,14 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = call.low(), .factor = a};
   }
   if (dx != nullptr && op.rows > 0) {
-    if (call.packed()) {
+    if (call.packed(DType::mxfp4)) {
       grouped::mxfp4::input_gradient({.dims = call.dims, .dy = dy, .weights = call.prepared(), .offsets = call.offsets(), .dx = dx}, f.stream());
       if (adapter.rank > 0) {
         call.product(grouped::InputGradient{.dims = call.pair_dims(op.in, op.lora_rank), .dy = adapter.low, .dy_rows = rows, .weight = a, .offsets = call.pair_offsets(), .dx = call.beside()});
         call.add(call.beside(), dx, op.rows * op.in);
       }
+    } else if (call.packed(DType::fp8)) {
+      grouped::fp8::input_gradient({.dims = call.dims, .dy = dy, .weights = call.eight_bits(), .offsets = call.offsets(), .dx = dx, .adapter = adapter}, f.stream());
     } else {
       call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
         grouped::LowRank mine = adapter;
@@ -224,7 +241,13 @@ bool reads_arranged(const Op& op) {
   const auto* grouped = std::get_if<op::GroupedLinear>(&op);
   return grouped != nullptr && grouped::reads_packed(*grouped);
 }
-void arrange(std::byte* payload, std::int64_t count, cudaStream_t stream) { grouped::mxfp4::arrange_weights(reinterpret_cast<std::uint8_t*>(payload), count, stream); }
-void restore(std::span<std::byte> payload) { grouped::mxfp4::restore({reinterpret_cast<std::uint32_t*>(payload.data()), payload.size() / 4}); }
+void arrange(DType type, std::byte* payload, std::int64_t count, cudaStream_t stream) {
+  auto* const bytes = reinterpret_cast<std::uint8_t*>(payload);
+  type == DType::fp8 ? grouped::fp8::arrange_weights(bytes, count, stream) : grouped::mxfp4::arrange_weights(bytes, count, stream);
+}
+void restore(DType type, std::span<std::byte> payload) {
+  if (type == DType::fp8) return grouped::fp8::restore(payload);
+  grouped::mxfp4::restore({reinterpret_cast<std::uint32_t*>(payload.data()), payload.size() / 4});
+}
 
 }  // namespace moeplan::cuda

@@ -25,8 +25,7 @@ struct Output {
     bool interleaved_bias;  ///< gated: bias rows alternate gate and linear
     const float* row_scale; ///< [rows] or absent
     GatedActivation activation;
-    float alpha = 1.0f;      ///< factor of sums and bias
-    float bias_scale = 1.0f; ///< factor of the bias before that
+    float alpha = 1.0f; ///< factor of sums and bias
 };
 
 /// (v + bias) * scale of 16-row matrices, tokens `token` to `token + 15`, to staging columns `column` to `column + 15`.
@@ -112,7 +111,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[2][n / 2], const O
                 const int column = column0 + warp * 16 + lane / 4 + 8 * r + (gated ? 0 : 64 * b);
                 const std::int64_t width = gated ? 2 * out.columns : out.columns;
                 const int at = !gated ? column : out.interleaved_bias ? 2 * column + b : b * out.columns + column;
-                if (column < out.columns) bias[b][r] = out.bias_scale * __bfloat162float(out.bias[tile.expert * width + at]);
+                if (column < out.columns) bias[b][r] = __bfloat162float(out.bias[tile.expert * width + at]);
             }
     }
 #pragma unroll

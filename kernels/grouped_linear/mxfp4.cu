@@ -4,7 +4,7 @@
 #include "kernels/grouped_linear/host_checks.hpp"
 #include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/grouped_linear/mxfp4_cuda.hpp"
-#include "kernels/grouped_linear/mxfp4_kernel.cuh"
+#include "kernels/grouped_linear/mxfp4_format.cuh"
 
 namespace moeplan::kernels::grouped_linear::mxfp4 {
 namespace {
@@ -61,14 +61,9 @@ void check_weights(const Weights& w, const Dims& d) {
     check_pointer(w.prepared, "prepared scales", d);
 }
 
-template <typename C>
+template <bool gated, bool gradient>
 void launch(const Maps& maps, const Problem& problem, const Weights& w, const Dims& d, cudaStream_t stream) {
-    const auto kernel = grouped_gemm_mxfp4<C>;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_total)),
-          "grouped_linear MXFP4 [" + describe(d) + "]: reserve shared memory");
-    kernel<<<device_facts().multiprocessors, kernel_threads, shared_total, stream>>>(
-        maps, problem, Packed{scale_map(w, d, C::gradient), d.out});
-    check_launch("grouped_linear MXFP4", describe(d));
+    packed::launch_packed<Format<gated, gradient>>(maps, problem, {scale_map(w, d, gradient), nullptr, d.in, d.out}, describe(d), stream);
 }
 
 } // namespace
@@ -105,7 +100,7 @@ void forward(const Forward& a, cudaStream_t stream) {
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.out, tile_rows),
                           .halves = 1,
-                          .half_steps = divide_up(a.dims.in, step),
+                          .half_steps = divide_up(a.dims.in, packed::step),
                           .contraction = a.dims.in,
                           .tokens = nullptr,
                           .gather = nullptr,
@@ -117,10 +112,8 @@ void forward(const Forward& a, cudaStream_t stream) {
                                      .bias = a.bias,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu,
-                                     .alpha = sum_factor,
-                                     .bias_scale = 1.0f / sum_factor}};
-    launch<Config<false, false>>(maps, problem, a.weights, a.dims, stream);
+                                     .activation = GatedActivation::swiglu}};
+    launch<false, false>(maps, problem, a.weights, a.dims, stream);
 }
 
 void gated_forward(const GatedForward& a, cudaStream_t stream) {
@@ -138,7 +131,7 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.out / 2, tile_rows / 2),
                           .halves = 1,
-                          .half_steps = divide_up(a.dims.in, step),
+                          .half_steps = divide_up(a.dims.in, packed::step),
                           .contraction = a.dims.in,
                           .tokens = nullptr,
                           .gather = nullptr,
@@ -150,10 +143,8 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                                      .bias = a.bias,
                                      .interleaved_bias = a.layout == GateLayout::interleaved,
                                      .row_scale = nullptr,
-                                     .activation = a.activation,
-                                     .alpha = sum_factor,
-                                     .bias_scale = 1.0f / sum_factor}};
-    launch<Config<true, false>>(maps, problem, a.weights, a.dims, stream);
+                                     .activation = a.activation}};
+    launch<true, false>(maps, problem, a.weights, a.dims, stream);
 }
 
 void input_gradient(const InputGradient& a, cudaStream_t stream) {
@@ -174,7 +165,7 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                           .experts = a.dims.experts,
                           .row_tiles = divide_up(a.dims.in, tile_rows),
                           .halves = halves,
-                          .half_steps = divide_up(a.dims.out / halves, step),
+                          .half_steps = divide_up(a.dims.out / halves, packed::step),
                           .contraction = a.dims.out / halves,
                           .tokens = nullptr,
                           .gather = nullptr,
@@ -186,10 +177,8 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                                      .bias = nullptr,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu,
-                                     .alpha = sum_factor,
-                                     .bias_scale = 1.0f / sum_factor}};
-    launch<Config<false, true>>(maps, problem, a.weights, a.dims, stream);
+                                     .activation = GatedActivation::swiglu}};
+    launch<false, true>(maps, problem, a.weights, a.dims, stream);
 }
 
 } // namespace moeplan::kernels::grouped_linear::mxfp4

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <random>
 
+#include "kernels/arranged.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
 #include "tests/kernels/device_call.hpp"
 
@@ -79,10 +80,10 @@ TEST(CudaBackend, ALinearLayerReadsAStoredWeightAsItsDequantisedForm) {
   }
 }
 
-TEST(CudaBackend, GroupedLayersReadStoredWeightsInWavesAsTheirDequantisedForm) {
-  if (kernels::device_count() == 0) GTEST_SKIP() << "grouped_linear: no CUDA device on this machine";
-  constexpr std::int64_t rows = 300, experts = 5, width = 8192, block = std::int64_t{1} << 24;
-  const op::GroupedLinear reads{.rows = rows, .experts = experts, .in = width, .out = width, .weight = DType::fp8}, bf16{.rows = rows, .experts = experts, .in = width, .out = width};
+/// Stored weights of a call of `rows` rows, which reads them back in waves of experts, against their dequantised form.
+void expect_read_in_waves(DType type, std::int64_t rows) {
+  constexpr std::int64_t experts = 5, width = 8192, block = std::int64_t{1} << 24;
+  const op::GroupedLinear reads{.rows = rows, .experts = experts, .in = width, .out = width, .weight = type}, bf16{.rows = rows, .experts = experts, .in = width, .out = width};
   ASSERT_LT(kernels::grouped_linear::wave_experts(reads), experts);
   std::mt19937_64 random(7);
   std::vector<double> values(static_cast<std::size_t>(block));
@@ -93,10 +94,11 @@ TEST(CudaBackend, GroupedLayersReadStoredWeightsInWavesAsTheirDequantisedForm) {
       kernels::check(cudaMemcpy(to.get<std::uint8_t>() + 2 * at, raw.data(), static_cast<std::size_t>(2 * std::min(block, elements - at)), cudaMemcpyHostToDevice), "copy");
   };
   auto x = filled(2 * rows * width, ours), plain = filled(2 * experts * width * width, ours), y = filled(2 * rows * width, ours), want = filled(2 * rows * width, theirs);
-  auto stored = filled(stored_bytes(DType::fp8, Shape{experts, width, width}).value, ours);
+  auto stored = filled(stored_bytes(type, Shape{experts, width, width}).value, ours);
   upload(x, rows * width), upload(plain, experts * width * width);
-  cuda::forward(op::Quantise{experts * width, width, DType::bf16, DType::fp8}, std::vector<void*>{plain.get(), stored.get()}, nullptr, nullptr);
-  cuda::forward(op::Dequantise{experts * width, width, DType::fp8}, std::vector<void*>{stored.get(), plain.get()}, nullptr, nullptr);
+  cuda::forward(op::Quantise{experts * width, width, DType::bf16, type}, std::vector<void*>{plain.get(), stored.get()}, nullptr, nullptr);
+  cuda::forward(op::Dequantise{experts * width, width, type}, std::vector<void*>{stored.get(), plain.get()}, nullptr, nullptr);
+  if (cuda::reads_arranged(reads)) cuda::arrange(type, stored.get<std::byte>(), experts * width * width, nullptr);
   const auto scratch = filled(std::max(cuda::workspace(reads, Pass::forward).value, cuda::workspace(reads, Pass::backward, {true, false}).value), ours);
   cuda::forward(reads, std::vector<void*>{x.get(), stored.get(), y.get()}, scratch.get(), nullptr);
   cuda::forward(bf16, std::vector<void*>{x.get(), plain.get(), want.get()}, scratch.get(), nullptr);
@@ -105,6 +107,12 @@ TEST(CudaBackend, GroupedLayersReadStoredWeightsInWavesAsTheirDequantisedForm) {
   cuda::backward(reads, std::vector<void*>{nullptr, stored.get(), nullptr}, std::vector<void*>{y.get(), nullptr, x.get()}, scratch.get(), nullptr);
   cuda::backward(bf16, std::vector<void*>{nullptr, plain.get(), nullptr}, std::vector<void*>{want.get(), nullptr, x.get()}, scratch.get(), nullptr);
   EXPECT_EQ(bytes_of(y), bytes_of(want));
+}
+
+TEST(CudaBackend, GroupedLayersReadStoredWeightsInWavesAsTheirDequantisedForm) {
+  if (kernels::device_count() == 0) GTEST_SKIP() << "grouped_linear: no CUDA device on this machine";
+  expect_read_in_waves(DType::int8, 300);
+  expect_read_in_waves(DType::fp8, 5 * 800);   // so many that the product does not expand them
 }
 
 std::string refused(const Op& op, std::size_t missing = SIZE_MAX) {

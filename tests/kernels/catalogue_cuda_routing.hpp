@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda.hpp"
+#include "kernels/grouped_linear/fp8.hpp"
 #include "kernels/grouped_linear/mxfp4.hpp"
 #include "kernels/reference.hpp"
 #include "tests/kernels/call_data.hpp"
@@ -35,6 +36,8 @@ inline std::vector<Op> expert_cases() {
           GroupedLinear{64, 8, 128, 64}, GroupedLinear{33, 2, 128, 192, true, DType::mxfp4}, GroupedLinear{129, 3, 192, 320, false, DType::mxfp4, lora, 8, false, 0.5},
           GroupedLinear{65, 2, 64, 64, false, DType::mxfp4, lora, 16, true, 1}, GroupedLinear{1, 1, 8, 8}, GroupedLinear{0, 3, 16, 24, true, DType::bf16, lora, 8},
           GroupedLinear{0, 3, 16, 24, true, DType::bf16, full}, GroupedLinear{130, 3, 136, 256, true, DType::fp8, lora, 16, false, 2}, GroupedLinear{77, 2, 64, 128, false, DType::fp8},
+          GroupedLinear{300, 3, 320, 384, true, DType::fp8, lora, 16, false, 2}, GroupedLinear{190, 2, 192, 256, false, DType::fp8, lora, 80, true, 0.5}, GroupedLinear{900, 2, 64, 128, true, DType::fp8, lora, 8, false, 1},
+          GroupedLinear{1700, 2, 192, 128, false, DType::fp8},
           GroupedLinear{65, 2, 72, 40, true, DType::mxfp4, lora, 8, false, 0.5}, GroupedLinear{33, 3, 96, 40, false, DType::int4, lora, 8, true, 1}, GroupedLinear{40, 2, 264, 24, true, DType::int8},
           Kda{.tokens = 130, .sequence_length = 65, .heads = 2, .head_dim = 128}, Kda{.tokens = 200, .sequence_length = 77, .heads = 1, .head_dim = 64, .bounded = true, .training = full},
           Kda{.tokens = 300, .sequence_length = 300, .heads = 3, .head_dim = 128, .packed_sequences = 3, .training = full}, Kda{.tokens = 1, .sequence_length = 1, .heads = 1, .head_dim = 64},
@@ -91,9 +94,15 @@ inline Raw stored_weight(const Operand& o) {
   for (auto at = static_cast<std::size_t>(matrix.payload()); o.dtype == DType::mxfp4 && at < raw.size(); ++at) raw[at] = static_cast<std::uint8_t>(124 + raw[at] % 5);
   return raw;
 }
-/// The first bytes of MXFP4 weights, in the order that the kernels read.
-inline void arrange(Raw& raw, std::int64_t bytes) {
+/// The first bytes of MXFP4 or FP8 weights, in the order that the kernels read.
+inline void arrange(DType type, Raw& raw, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += 16) {
+    if (type == DType::fp8) {
+      std::array<std::uint8_t, 16> columns;
+      std::memcpy(columns.data(), raw.data() + at, 16);
+      for (int c = 0; c < 16; ++c) raw[static_cast<std::size_t>(at + kernels::grouped_linear::fp8::place(c))] = columns[static_cast<std::size_t>(c)];
+      continue;
+    }
     std::uint32_t stored[4], arranged[4];
     std::memcpy(stored, raw.data() + at, 16);
     kernels::grouped_linear::mxfp4::arrange(stored, arranged);

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "kernels/arranged.hpp"
+#include "kernels/cuda_workspace.hpp"
 #include "kernels/quantise/rounding.hpp"
 #include "tests/kernels/attention_near.hpp"
 #include "tests/kernels/call_data.hpp"
@@ -74,7 +75,7 @@ Raw stored_of(const Op& op, const Operand& o, const std::vector<double>& values)
   if (test::plain(o.dtype)) return test::stored(o.dtype, values, elements(o));
   if (o.role != Role::weight) return test::random_stored(o);
   Raw raw = test::stored_weight(o);
-  if (cuda::reads_arranged(op)) test::arrange(raw, o.shape.elements() / 2);
+  if (cuda::reads_arranged(op)) test::arrange(o.dtype, raw, o.dtype == DType::fp8 ? o.shape.elements() : o.shape.elements() / 2);
   return raw;
 }
 
@@ -141,8 +142,8 @@ void expect_near(const Op& op, const Operand& o, const Raw& raw, const std::vect
   }
 }
 
-kernels::DeviceBuffer scratch_of(const Op& op, Pass pass, Wants wants) {
-  kernels::DeviceBuffer scratch(static_cast<std::size_t>(cuda::workspace(op, pass, wants).value));
+kernels::DeviceBuffer scratch_of(const Op& op, Pass pass, Wants wants, const kernels::DeviceFacts* device) {
+  kernels::DeviceBuffer scratch(static_cast<std::size_t>((device == nullptr ? cuda::workspace(op, pass, wants) : cuda::workspace(op, pass, wants, *device)).value));
   scratch.fill(0xff);
   return scratch;
 }
@@ -206,7 +207,7 @@ void expect_forward(const Op& op, const kernels::DeviceFacts* device_facts) {
         device.add(list[i], true, shift);
         if (read(list[i])) device.memory[i]->upload(stored_of(op, list[i], data.buffers[i]));
       }
-      const auto scratch = scratch_of(op, Pass::forward, {});
+      const auto scratch = scratch_of(op, Pass::forward, {}, device_facts);
       const auto call = [&] { cuda::forward(op, device.pointers(), scratch.get(), nullptr, products ? &*products : nullptr, ragged, device_facts); };
       if (shift != 0 && refused_for_alignment(list, device, call, written)) continue;
       const auto out = run(list, device, call, written);
@@ -245,7 +246,7 @@ void expect_gradients(const Op& op, Wants wants, test::Routing& routing, std::si
   }
   reference::backward<double>(op, values, d, routing.host());
   const cuda::Ragged ragged = routing.device();
-  const auto scratch = scratch_of(op, Pass::backward, wants);
+  const auto scratch = scratch_of(op, Pass::backward, wants, device_facts);
   const auto call = [&] { cuda::backward(op, device.pointers(), gradients.pointers(), scratch.get(), nullptr, products ? &*products : nullptr, ragged, device_facts); };
   const auto written = [&](const Operand& o) { return wanted(o, wants); };
   if (shift != 0 && refused_for_alignment(list, gradients, call, written)) return;
@@ -325,7 +326,7 @@ TEST(CudaPortableCalls, AreRefusedByNameWhereTheDeviceHasNoFormOfThem) {
     EXPECT_EQ(cuda::refusal(op), "") << kind(op);
     EXPECT_NE(cuda::refusal(op, kAmpere).find(why), std::string::npos) << kind(op) << ": " << cuda::refusal(op, kAmpere);
   }
-  EXPECT_EQ(cuda::refusal(op::GroupedLinear{.rows = 8, .experts = 2, .in = 64, .out = 64}, kAmpere), "");
+  for (const DType held : {DType::bf16, DType::fp8}) EXPECT_EQ(cuda::refusal(op::GroupedLinear{.rows = 8, .experts = 2, .in = 64, .out = 128, .weight = held}, kAmpere), "");
   EXPECT_NE(cuda::refusal(op::Add{1, 8}, {.multiprocessors = 72, .compute_capability = 75, .shared_bytes_block = 64 << 10}).find("8.0 or later, this one has 7.5"), std::string::npos);
 }
 
