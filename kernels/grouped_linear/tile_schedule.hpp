@@ -39,7 +39,7 @@ template <int cluster, int most = tile_tokens>
 class TileWalk {
 public:
     MOEPLAN_HOST_DEVICE TileWalk(const int* offsets, int experts, int row_tiles)
-        : offsets_(offsets), experts_(experts), row_tiles_(row_tiles) {
+        : offsets_(offsets), experts_(experts), row_tiles_(row_tiles), end_(offsets[0]) {
         enter(0);
     }
 
@@ -74,20 +74,20 @@ public:
                 tile.store = false;
             }
         }
-        const int from = token_tile * width_;
-        tile.token0 = begin_ + from;
-        tile.tokens = count_ - from < width_ ? count_ - from : width_;
+        const int width = tiles_ <= 1 ? count_ : ((count_ + tiles_ - 1) / tiles_ + 15) / 16 * 16, from = token_tile * width;
+        tile.token0 = end_ - count_ + from;
+        tile.tokens = count_ - from < width ? count_ - from : width;
         return true;
     }
 
 private:
+    /// Dozens of experts with few tiles are passed from one item to the next: no division by a variable.
     MOEPLAN_HOST_DEVICE void enter(int expert) {
         expert_ = expert;
         if (expert >= experts_) return;
-        begin_ = offsets_[expert];
-        count_ = offsets_[expert + 1] - begin_;
+        count_ = offsets_[expert + 1] - end_;
+        end_ += count_;
         tiles_ = (count_ + most - 1) / most;
-        width_ = tiles_ <= 1 ? count_ : ((count_ + tiles_ - 1) / tiles_ + 15) / 16 * 16;
         const int groups = tiles_ / cluster;
         const int odd = tiles_ - groups * cluster;
         items_ = groups * row_tiles_ + (odd != 0 ? (row_tiles_ + cluster - 1) / cluster : 0);
@@ -98,10 +98,9 @@ private:
     int row_tiles_;
     int expert_ = 0;
     int base_ = 0;  // first item of the expert
-    int begin_ = 0; // its first row
+    int end_;       // behind its last row
     int count_ = 0;
     int tiles_ = 0;
-    int width_ = 0;
     int items_ = 0;
 };
 
