@@ -47,7 +47,7 @@ void multiply(const Dims& d, const bf16* tokens, const Weights& w, const bf16* b
     Dims factor = d;
     (gradient ? factor.out : factor.in) = adapter.rank;
     add_adapter(maps, problem, adapter, d, factor, 1, GateLayout::halves, gradient ? 64 : 128);
-    packed::launch_packed<Format<gradient>>(maps, problem, {CUtensorMap{}, w.scales, d.in, d.out}, describe(d), stream);
+    packed::launch_packed<Format<gradient>>(maps, problem, {CUtensorMap{}, w.scales, d.in, d.out}, d, stream);
 }
 
 } // namespace

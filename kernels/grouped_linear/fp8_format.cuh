@@ -20,12 +20,11 @@ inline constexpr int packed_piece = 128 * 128; // bytes: 128 rows (gradient: col
 
 template <bool gradient>
 struct Format {
-    static constexpr bool gated = false, neighbours = false, takes_adapter = true;
+    static constexpr bool gated = false, neighbours = false, takes_adapter = true, few = false;
+    static constexpr int parts = 1;
     using Adapter = Config<false, gradient ? Major::mn : Major::k, false, 1>;
     static constexpr int stages = 3;
     static constexpr int weight_bytes = 2 * packed_piece;
-    static constexpr int stage_bytes = weight_bytes + 2 * packed::token_part;
-    static_assert(stage_bytes >= weight_stage + token_stage);
 
     /// The scale of the next stage is read while this one is multiplied.
     class Scales {

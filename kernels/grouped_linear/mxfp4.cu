@@ -63,7 +63,7 @@ void check_weights(const Weights& w, const Dims& d) {
 
 template <bool gated, bool gradient>
 void launch(const Maps& maps, const Problem& problem, const Weights& w, const Dims& d, cudaStream_t stream) {
-    packed::launch_packed<Format<gated, gradient>>(maps, problem, {scale_map(w, d, gradient), nullptr, d.in, d.out}, describe(d), stream);
+    packed::launch_packed<Format<gated, gradient>>(maps, problem, {scale_map(w, d, gradient), nullptr, d.in, d.out}, d, stream);
 }
 
 } // namespace

@@ -20,10 +20,10 @@ inline constexpr int packed_stage = 256 * 64; // bytes
 
 template <bool gated_, bool gradient>
 struct Format {
-    static constexpr bool gated = gated_, neighbours = gradient, takes_adapter = false;
+    static constexpr bool gated = gated_, neighbours = gradient, takes_adapter = false, few = true;
+    static constexpr int parts = 2;
     static constexpr int stages = 4;
     static constexpr int weight_bytes = packed_stage + 1024;
-    static constexpr int stage_bytes = weight_bytes + 2 * packed::token_part;
 
     struct Scales { // they come with the codes
         __device__ Scales(const packed::Weights&, const Tile&, int) {}

@@ -9,17 +9,18 @@
 ///     Scales    what a warpgroup knows of the scales of the stage at hand, `enter`ed stage by stage
 ///     read      the codes of 32 of the contraction that this thread expands
 ///     expand    the fragments of one instruction of 16 of them: a[block][4]
+///     parts     halves of a stage in one piece of code: both where the registers of the longer one suffice
 ///
 /// Expanded weights are 2^-64 times their value, so that factors from codes to values are in range whatever the scale;
 /// it is undone on the fp32 sums, before an adapter's low-rank product is added as in gemm_kernel.cuh.
 
 #include "kernels/grouped_linear/gemm_kernel.cuh"
+#include "kernels/grouped_linear/host_checks.hpp"
 
 namespace moeplan::kernels::grouped_linear::packed {
 
 inline constexpr float sum_factor = 0x1p64f;
-inline constexpr int step = 128;                        // contraction per stage
-inline constexpr int token_part = tile_tokens * 64 * 2; // tokens of 64 of the contraction
+inline constexpr int step = 128; // contraction per stage
 
 /// What formats need beside `Problem`.
 struct Weights {
@@ -34,8 +35,20 @@ __device__ __forceinline__ std::uint32_t times(std::uint32_t a, std::uint32_t b)
     return r;
 }
 
-template <class F>
-inline constexpr std::size_t shared_total = 1024 + F::stages * F::stage_bytes + 2 * staging_bytes + sizeof(SharedTail);
+/// How blocks lie on a multiprocessor. `few`: for experts of few tokens (where F::few), whose warps wait for their own
+/// steps (words, expansion, product) more than for anything that runs out: two blocks share it, with tiles of at most 32
+/// tokens, whose sums half of its registers hold (for 48 the compiler runs the products one after the other).
+template <class F, bool few>
+struct Blocks {
+    static constexpr int on_one = few ? 2 : 1;
+    static constexpr int most = few ? 32 : tile_tokens;
+    static constexpr int stages = few ? 3 : F::stages;
+    static constexpr int threads = few ? 256 + 32 : kernel_threads;
+    static constexpr int token_part = most * 64 * 2; // tokens of 64 of the contraction
+    static constexpr int stage_bytes = F::weight_bytes + 2 * token_part;
+    static constexpr std::size_t shared = 1024 + stages * stage_bytes + 2 * staging_bytes + sizeof(SharedTail);
+    static_assert(stages <= ring_stages && (!F::takes_adapter || stage_bytes >= weight_stage + token_stage));
+};
 
 __device__ __forceinline__ void load_tokens(char* to, const CUtensorMap* map_64, const CUtensorMap* map_16, int k, int half,
                                             const Tile& tile, int width, ptx::Barrier* full) {
@@ -44,29 +57,29 @@ __device__ __forceinline__ void load_tokens(char* to, const CUtensorMap* map_64,
     for (; row < width; row += 16) ptx::tensor_load_3d(to + row * 128, map_16, k, half, tile.token0 + row, full);
 }
 
-template <class F>
+template <class F, class B>
 __device__ __forceinline__ void produce_packed(char* ring, SharedTail& tail, const Maps& maps, const Problem& p,
-                                               const Weights& w, TileWalk<1>& walk) {
-    ptx::RingPosition<F::stages> at{0, 1};
+                                               const Weights& w, TileWalk<1, B::most>& walk) {
+    ptx::RingPosition<B::stages> at{0, 1};
     Tile tile;
     for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
         const int width = instruction_width(tile.tokens);
         for (int half = 0; half < p.halves; ++half)
             for (int k = 0; k < p.contraction; k += step) {
-                char* stage = ring + at.stage * F::stage_bytes;
+                char* stage = ring + at.stage * B::stage_bytes;
                 ptx::Barrier* full = &tail.full[at.stage];
                 const int parts = p.contraction - k > 64 ? 2 : 1;
                 ptx::barrier_wait(&tail.empty[at.stage], at.parity);
                 ptx::barrier_arrive_expect(full, F::weight_bytes + parts * width * 128);
                 F::load(stage, maps, w, tile, half * p.contraction, half, k, full);
                 for (int part = 0; part < parts; ++part)
-                    load_tokens(stage + F::weight_bytes + part * token_part, &maps.tokens_64, &maps.tokens_16,
+                    load_tokens(stage + F::weight_bytes + part * B::token_part, &maps.tokens_64, &maps.tokens_16,
                                    k + part * 64, half, tile, width, full);
                 at.advance();
             }
         if constexpr (F::takes_adapter)
             for (int r = 0; r < p.adapter_rank; r += step_k) {
-                char* stage = ring + at.stage * F::stage_bytes;
+                char* stage = ring + at.stage * B::stage_bytes;
                 ptx::Barrier* full = &tail.full[at.stage];
                 ptx::barrier_wait(&tail.empty[at.stage], at.parity);
                 ptx::barrier_arrive_expect(full, weight_stage + width * 128);
@@ -78,8 +91,8 @@ __device__ __forceinline__ void produce_packed(char* ring, SharedTail& tail, con
     }
 }
 
-template <class F, int n>
-__device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, ptx::RingPosition<F::stages>& at,
+template <class F, class B, int n>
+__device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, ptx::RingPosition<B::stages>& at,
                                                 const Problem& p, const Weights& w, const Tile& tile, int group, char* staging) {
     using Instruction = ptx::Wgmma<n>;
     float acc[2][Instruction::accumulators] = {};
@@ -89,17 +102,19 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
     typename F::Scales scales(w, tile, group);
     for (int half = 0; half < p.halves; ++half)
         for (int k = 0; k < p.contraction; k += step) {
-            const char* stage = ring + at.stage * F::stage_bytes;
+            const char* stage = ring + at.stage * B::stage_bytes;
             const int parts = p.contraction - k > 64 ? 2 : 1;
             scales.enter();
             ptx::barrier_wait(&tail.full[at.stage], at.parity);
             typename F::Codes codes = F::read(stage, group, 0);
-            for (int part = 0; part < parts; ++part) {
-                const std::uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(stage + F::weight_bytes + part * token_part));
+#pragma unroll F::parts
+            for (int part = 0; part < (F::parts == 2 ? 2 : parts); ++part) {
+                if (F::parts == 2 && part == 1 && p.contraction - k <= 64) break;
+                const std::uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(stage + F::weight_bytes + part * B::token_part));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     F::expand(codes, scales, i % 2, a[i % 2]);
-                    if (i % 2 == 1) codes = F::read(stage, group, (part * 2 + i / 2 + 1) & 3);
+                    if (i % 2 == 1 && (F::parts == 1 || part * 2 + i / 2 < 3)) codes = F::read(stage, group, (part * 2 + i / 2 + 1) & 3);
                     ptx::wgmma_begin();
 #pragma unroll
                     for (int block = 0; block < 2; ++block)
@@ -128,7 +143,7 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
         using Adapter = typename F::Adapter;
         constexpr int advance = Adapter::major == Major::k ? 32 : 2048;
         for (int r = 0; r < p.adapter_rank; r += step_k) {
-            const std::uint32_t stage = ptx::shared_address(ring) + at.stage * F::stage_bytes;
+            const std::uint32_t stage = ptx::shared_address(ring) + at.stage * B::stage_bytes;
             const std::uint64_t rows = ptx::wgmma_descriptor(stage + group * 2 * weight_block);
             const std::uint64_t b = ptx::wgmma_descriptor(stage + weight_stage);
             ptx::barrier_wait(&tail.full[at.stage], at.parity);
@@ -151,52 +166,62 @@ __device__ __forceinline__ void multiply_packed(char* ring, SharedTail& tail, pt
     store_tile<F::gated, n, F::neighbours>(acc, p.output, tile, group, staging);
 }
 
-template <class F>
-__global__ void __launch_bounds__(kernel_threads, 1)
+template <class F, class B>
+__global__ void __launch_bounds__(B::threads, B::on_one)
     grouped_gemm_packed(const __grid_constant__ Maps maps, const __grid_constant__ Problem p, const __grid_constant__ Weights weights) {
     extern __shared__ char dynamic_shared[];
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
-    char* staging = ring + F::stages * F::stage_bytes;
+    char* staging = ring + B::stages * B::stage_bytes;
     SharedTail& tail = *reinterpret_cast<SharedTail*>(staging + 2 * staging_bytes);
     if (threadIdx.x == 0) {
         ptx::tensor_prefetch_map(&maps.weight);
-        for (int s = 0; s < F::stages; ++s) {
+        for (int s = 0; s < B::stages; ++s) {
             ptx::barrier_init(&tail.full[s], 1);
             ptx::barrier_init(&tail.empty[s], 8);
         }
         ptx::fence_barrier_init();
     }
-    for (int e = threadIdx.x; e <= p.experts; e += kernel_threads) tail.offsets[e] = p.offsets[e];
+    for (int e = threadIdx.x; e <= p.experts; e += B::threads) tail.offsets[e] = p.offsets[e];
     __syncthreads();
-    TileWalk<1> walk(tail.offsets, p.experts, p.row_tiles);
-    if (threadIdx.x < 128) {
-        ptx::registers_release<40>();
-        if (threadIdx.x == 0) produce_packed<F>(ring, tail, maps, p, weights, walk);
+    TileWalk<1, B::most> walk(tail.offsets, p.experts, p.row_tiles);
+    if (threadIdx.x >= 256) {
+        if constexpr (B::on_one == 1) ptx::registers_release<40>();
+        if (threadIdx.x == 256) produce_packed<F, B>(ring, tail, maps, p, weights, walk);
     } else {
-        ptx::registers_acquire<232>();
-        const int group = threadIdx.x / 128 - 1;
-        ptx::RingPosition<F::stages> at;
+        if constexpr (B::on_one == 1) ptx::registers_acquire<232>();
+        const int group = threadIdx.x / 128;
+        ptx::RingPosition<B::stages> at;
         char* mine = staging + group * staging_bytes;
         Tile tile;
+        const auto multiply = [&]<int n>() { multiply_packed<F, B, n>(ring, tail, at, p, weights, tile, group, mine); };
         for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
-            switch (instruction_width(tile.tokens)) {
-            case 16: multiply_packed<F, 16>(ring, tail, at, p, weights, tile, group, mine); break;
-            case 32: multiply_packed<F, 32>(ring, tail, at, p, weights, tile, group, mine); break;
-            case 48: multiply_packed<F, 48>(ring, tail, at, p, weights, tile, group, mine); break;
-            case 64: multiply_packed<F, 64>(ring, tail, at, p, weights, tile, group, mine); break;
-            case 96: multiply_packed<F, 96>(ring, tail, at, p, weights, tile, group, mine); break;
-            default: multiply_packed<F, 128>(ring, tail, at, p, weights, tile, group, mine); break;
+            const int width = instruction_width(tile.tokens);
+            if (width == 16) multiply.template operator()<16>();
+            else if (width == 32) multiply.template operator()<32>();
+            else if constexpr (B::most > 32) {
+                if (width == 48) multiply.template operator()<48>();
+                else if (width == 64) multiply.template operator()<64>();
+                else if (width == 96) multiply.template operator()<96>();
+                else multiply.template operator()<128>();
             }
         }
     }
 }
 
-template <class F>
-void launch_packed(const Maps& maps, const Problem& problem, const Weights& weights, const std::string& shape, cudaStream_t stream) {
-    check(cudaFuncSetAttribute(grouped_gemm_packed<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_total<F>)),
+template <class F, bool few>
+void launch_blocks(const Maps& maps, const Problem& problem, const Weights& weights, const std::string& shape, cudaStream_t stream) {
+    using B = Blocks<F, few>;
+    check(cudaFuncSetAttribute(grouped_gemm_packed<F, B>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(B::shared)),
           "grouped_linear of packed weights [" + shape + "]: reserve shared memory");
-    grouped_gemm_packed<F><<<device_facts().multiprocessors, kernel_threads, shared_total<F>, stream>>>(maps, problem, weights);
+    grouped_gemm_packed<F, B><<<B::on_one * device_facts().multiprocessors, B::threads, B::shared, stream>>>(maps, problem, weights);
     check_launch("grouped_linear of packed weights", shape);
+}
+
+template <class F>
+void launch_packed(const Maps& maps, const Problem& problem, const Weights& weights, const Dims& d, cudaStream_t stream) {
+    if constexpr (F::few)
+        if (d.rows <= static_cast<std::int64_t>(Blocks<F, true>::most) * d.experts) return launch_blocks<F, true>(maps, problem, weights, describe(d), stream);
+    launch_blocks<F, false>(maps, problem, weights, describe(d), stream);
 }
 
 } // namespace moeplan::kernels::grouped_linear::packed
