@@ -18,7 +18,7 @@ std::size_t place_of(const Op& op, std::string_view name) {
 }
 
 template <class O>
-constexpr bool mixes_tokens = std::is_same_v<O, op::CompressedAttention> || std::is_same_v<O, op::Compress> || std::is_same_v<O, op::Mamba1> || std::is_same_v<O, op::LightningAttention>;
+constexpr bool mixes_tokens = std::is_same_v<O, op::CompressedAttention> || std::is_same_v<O, op::Compress>;
 
 }  // namespace
 

@@ -23,7 +23,8 @@ moeplan::ssd::Dims dims_of(const op::LightningAttention& op) {
 ssd::Problem inputs(const op::LightningAttention& op, const Frame& f) {
   ssd::Problem p;
   p.q = f["q"].as<bf16>(), p.k = f["k"].as<bf16>(), p.v = f["v"].as<bf16>();
-  p.length = op.sequence_length;
+  p.starts = op.packed_sequences != 0 ? f["starts"].as<i64>() : nullptr;
+  p.packed = static_cast<int>(op.packed_sequences), p.length = op.sequence_length;
   const double step = 8 / static_cast<double>(op.total_heads != 0 ? op.total_heads : op.heads);
   p.slope = static_cast<float>(op.decay * std::exp2(-step * (op.first_head + 1)) / std::log(2.0)),
   p.slope_step = static_cast<float>(step);

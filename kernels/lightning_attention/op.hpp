@@ -19,13 +19,15 @@ struct LightningAttention {
   std::int64_t total_heads = 0;        ///< of the layer, before the tensor split; 0: heads
   double decay = 1;                    ///< layer's factor of the slopes
   double first_head = 0;               ///< index of this rank's first head
+  std::int64_t packed_sequences = 0;   ///< 0: equal lengths
 
   template <class = void> static constexpr auto fields() {
     return std::make_tuple(field("tokens", &LightningAttention::tokens).at_least(0), field("sequence_length", &LightningAttention::sequence_length).above(0),
                            field("heads", &LightningAttention::heads).above(0), field("head_dim", &LightningAttention::head_dim).above(0),
                            field("total_heads", &LightningAttention::total_heads, "of the layer; 0: heads").at_least(0),
                            field("decay", &LightningAttention::decay, "layer's factor of the slopes").at_least(0),
-                           field("first_head", &LightningAttention::first_head, "index of this rank's first head").at_least(0));
+                           field("first_head", &LightningAttention::first_head, "index of this rank's first head").at_least(0),
+                           field("packed_sequences", &LightningAttention::packed_sequences, "0: equal lengths").at_least(0));
   }
 
   [[nodiscard]] Operands operands() const {
@@ -34,6 +36,7 @@ struct LightningAttention {
     o.push_back({"q", Role::input, {tokens, width}, DType::bf16, for_input_grad});
     o.push_back({"k", Role::input, {tokens, width}, DType::bf16, for_input_grad});
     o.push_back({"v", Role::input, {tokens, width}, DType::bf16, for_input_grad});
+    if (packed_sequences) o.push_back({"starts", Role::index, {boundaries(packed_sequences)}, DType::i64, for_input_grad});
     o.push_back({"y", Role::output, {tokens, width}});
     return o;
   }
@@ -54,7 +57,7 @@ struct LightningAttention {
 
   static std::vector<LightningAttention> cases() {
     return {{.tokens = 10, .sequence_length = 5, .heads = 2, .head_dim = 4}, {.tokens = 7, .sequence_length = 7, .heads = 1, .head_dim = 6, .total_heads = 4, .decay = 0.7, .first_head = 2},
-            {.tokens = 0, .sequence_length = 4, .heads = 1, .head_dim = 4}};
+            {.tokens = 9, .sequence_length = 9, .heads = 1, .head_dim = 4, .packed_sequences = 3}, {.tokens = 0, .sequence_length = 4, .heads = 1, .head_dim = 4}};
   }
 
   bool operator==(const LightningAttention&) const = default;

@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(threads, 2) chunk_gradients(const Problem p) {
 #pragma unroll
       for (int n = 0; n < each; ++n) {
         decay[n] = begins >> t & 1 ? 0.0f : power_of_two(-mine.rate[n] * dt);
-        h[n] = fmaf(decay[n], h[n], value * b[n]);
+        h[n] = fmaf(decay[n], begins >> t & 1 ? 0.0f : h[n], value * b[n]);
       }
     };
     {
@@ -107,11 +107,11 @@ __global__ void __launch_bounds__(threads, 2) chunk_gradients(const Problem p) {
           g[n] = fmaf(c[n], dy, g[n]);
           along = fmaf(g[n], b[n], along);
           v[n] = dt * x * g[n];
-          const float rates =
-              g[n] * h[i][n] * decay[i][n] * mine.rate[n];  // zero where a sequence begins, in units of log 2
+          const bool begin = begins >> t & 1;
+          const float rates = begin ? 0.0f : g[n] * h[i][n] * decay[i][n] * mine.rate[n];  // in units of log 2
           through_decay += rates;
           da_log[n] = fmaf(-rates, dt, da_log[n]);
-          g[n] *= decay[i][n];
+          g[n] = begin ? 0.0f : g[n] * decay[i][n];
         }
         along = channel_sum(along), through_decay = channel_sum(through_decay);
         const float sum = scatter_sum(v);

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(threads) outputs(const Problem p) {
     read(b, t, mine.part, writes), read(c, t, mine.part, reads);
 #pragma unroll
     for (int s = 0; s < each; ++s) {
-      h[s] = fmaf(begins >> t & 1 ? 0.0f : power_of_two(-mine.rate[s] * dt), h[s], dt * value * writes[s]);
+      h[s] = fmaf(power_of_two(-mine.rate[s] * dt), begins >> t & 1 ? 0.0f : h[s], dt * value * writes[s]);
       y = fmaf(h[s], reads[s], y);
     }
     y = channel_sum(y);
@@ -58,6 +58,7 @@ mamba1::Problem problem(const op::Mamba1& op, const Frame& f, bool backward) {
   mamba1::Problem p{};
   p.x = f["x"].as<bf16>(), p.dt = f["dt"].as<bf16>(), p.b = f["b"].as<bf16>(), p.c = f["c"].as<bf16>();
   p.a_log = f["a_log"].as<float>(), p.d = f["d"].as<float>();
+  p.starts = op.packed_sequences != 0 ? f["starts"].as<i64>() : nullptr, p.packed = static_cast<int>(op.packed_sequences);
   p.tokens = op.tokens, p.length = op.sequence_length, p.inner = op.inner, p.state = static_cast<int>(op.state);
   p.chunks = static_cast<int>(moeplan::mamba1::chunks(op)), p.parts = static_cast<int>(moeplan::mamba1::parts(op));
   if (backward) {

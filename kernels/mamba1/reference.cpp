@@ -54,7 +54,7 @@ void channel_backward(const op::Mamba1& op, const Frame<T>& f, std::int64_t chan
 
 template <class T>
 void forward(const op::Mamba1& op, const Frame<T>& f) {
-  const auto bounds = sequence_bounds<T>(op.tokens, op.sequence_length);
+  const auto bounds = sequence_bounds<T>(op.tokens, op.sequence_length, f["starts"]);
   for (std::size_t s = 0; s + 1 < bounds.size(); ++s)
     for (std::int64_t c = 0; c < op.inner; ++c) states(op, f, c, bounds[s], bounds[s + 1], f["y"]);
 }
@@ -63,7 +63,7 @@ template <class T>
 void backward(const op::Mamba1& op, const Frame<T>& f) {
   for (const auto& gradient : {f.d("b"), f.d("c"), f.d("a_log"), f.d("d")})
     if (gradient) gradient.fill(0);
-  const auto bounds = sequence_bounds<T>(op.tokens, op.sequence_length);
+  const auto bounds = sequence_bounds<T>(op.tokens, op.sequence_length, f["starts"]);
   for (std::size_t s = 0; s + 1 < bounds.size(); ++s)
     for (std::int64_t c = 0; c < op.inner; ++c) channel_backward(op, f, c, bounds[s], bounds[s + 1]);
 }

@@ -21,10 +21,11 @@ constexpr float log2_e = 1.4426950408889634f;
 struct Problem {
   const bf16 *x, *dt, *b, *c, *dy;
   const float *a_log, *d;
+  const i64* starts;  ///< [packed + 1]; null: equal lengths
   bf16 *y, *dx, *d_dt, *db, *dc;
   float *da_log, *dd;
   i64 tokens, length, inner;
-  int state, chunks, parts;
+  int packed, state, chunks, parts;
   bool vectors;  ///< every row of 8 channels starts on 16 bytes
   float *entering, *leaving, *steps, *sums, *a_log_sums, *d_sums;
 };
@@ -102,8 +103,21 @@ struct Mine {
 
 /// Bit i: the chunk's token i begins a sequence.
 __device__ __forceinline__ std::uint64_t beginnings(const Problem& p, int chunk) {
-  const i64 past = static_cast<i64>(chunk) * mamba1::tokens % p.length;
+  const i64 first = static_cast<i64>(chunk) * mamba1::tokens, past = first % p.length;
   std::uint64_t bits = 0;
+  if (p.starts != nullptr) {
+    int next = 0;  // the first boundary that is not before the chunk
+    for (int end = p.packed; next < end;) {
+      const int middle = (next + end) / 2;
+      if (p.starts[middle] < first)
+        next = middle + 1;
+      else
+        end = middle;
+    }
+    for (; next < p.packed && p.starts[next] < first + mamba1::tokens; ++next)
+      bits |= std::uint64_t{1} << (p.starts[next] - first);
+    return bits;
+  }
   for (i64 i = past == 0 ? 0 : p.length - past; i < mamba1::tokens; i += p.length) bits |= std::uint64_t{1} << i;
   return bits;
 }

@@ -1,7 +1,7 @@
 /// \file
 /// The states that enter each chunk of 64 tokens, and the gradients of those that leave it: what a chunk adds, chunk by
-/// chunk at once, then a scan over the chunks. The decay of a chunk is that of the sum of its dt, or zero where a
-/// sequence begins in it.
+/// chunk at once, then a scan over the chunks. The decay of a chunk is that of the sum of its dt (`steps`, -1 where a
+/// sequence begins in it and nothing passes).
 
 #include "kernels/mamba1/scan.cuh"
 
@@ -32,14 +32,18 @@ __global__ void __launch_bounds__(threads) chunk_states(const Problem p) {
     sum += dt;
 #pragma unroll
     for (int s = 0; s < each; ++s) {
-      const float decay = begins >> t & 1 ? 0.0f : power_of_two(-mine.rate[s] * dt);
-      state[s] = reverse ? decay * fmaf(vector[s], value, state[s]) : fmaf(decay, state[s], dt * value * vector[s]);
+      const float decay = power_of_two(-mine.rate[s] * dt);
+      const bool begin = begins >> t & 1;
+      if (reverse)
+        state[s] = begin ? 0.0f : decay * fmaf(vector[s], value, state[s]);
+      else
+        state[s] = fmaf(decay, begin ? 0.0f : state[s], dt * value * vector[s]);
     }
   }
   const i64 c = from + mine.channel;
   if (c >= p.inner) return;
   const i64 at = static_cast<i64>(chunk) * p.inner + c;
-  if (!reverse && mine.part == 0) p.steps[at] = sum;
+  if (!reverse && mine.part == 0) p.steps[at] = begins != 0 ? -1.0f : sum;
   *reinterpret_cast<float4*>((reverse ? p.leaving : p.entering) + at * states + mine.part * each) =
       make_float4(state[0], state[1], state[2], state[3]);
 }
@@ -52,17 +56,13 @@ __global__ void __launch_bounds__(256) scan_chunks(const Problem p) {
   if (c >= p.inner) return;
   const float rate = n < p.state ? expf(p.a_log[c * p.state + n]) * log2_e : 0.0f;
   float* all = (reverse ? p.leaving : p.entering) + i;
-  const auto begins = [&](int chunk) {
-    const i64 token = static_cast<i64>(chunk) * mamba1::tokens, past = token % p.length;
-    return past == 0 || p.length - past < mamba1::tokens;
-  };
   float state = 0;
 #pragma unroll 8
   for (int at = 0; at < p.chunks; ++at) {
     const int chunk = reverse ? p.chunks - 1 - at : at;
     const float adds = all[chunk * pitch], steps = p.steps[static_cast<i64>(chunk) * p.inner + c];
     all[chunk * pitch] = state;
-    state = fmaf(begins(chunk) ? 0.0f : power_of_two(-rate * steps), state, adds);
+    state = steps < 0 ? adds : fmaf(power_of_two(-rate * steps), state, adds);
   }
 }
 

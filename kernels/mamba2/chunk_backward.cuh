@@ -52,6 +52,25 @@ struct Tiles {
     ptx::copy_wait<0>();
     __syncthreads();
   }
+  /// Behind load_head, of q or k, which stay for all heads (`none`: their tokens that were taken out with the first).
+  __device__ __forceinline__ void take_out_keys(std::uint32_t tile, bool with_first, Gate& gate,
+                                                bool (&none)[rows]) const {
+    if (!gate.several()) return;
+    const int token = static_cast<int>(threadIdx.x);
+    if (with_first) {
+      if (token < rows) none[token] = false;
+      __syncthreads();
+      take_out<Size::n, backward_threads>(tile, [&](int row) { none[row] = true; });
+      __syncthreads();
+    }
+    if (token < rows && none[token]) gate.spoil(token);
+    __syncthreads();
+  }
+  __device__ __forceinline__ void take_out_head(Gate& gate) const {
+    if (!gate.several()) return;
+    take_out<Size::p, backward_threads>(dy, [&](int row) { gate.spoil(row); });
+    __syncthreads();
+  }
 };
 
 /// Writes a warp's 16 rows of dq or dk, or of this block's part of it.

@@ -20,10 +20,13 @@ __global__ void __launch_bounds__(backward_threads, 1) column_gradients(const Pr
   const int mine[2] = {row + lane / 4, row + lane / 4 + 8};
   const i64 token = static_cast<i64>(s.chunk) * rows;
   tiles.load_keys(p, s);
+  __shared__ bool none[rows];
   float dk[Size::n / 8][4] = {};
 #pragma unroll 1
   for (int head = s.first; head < s.end; ++head) {
     tiles.load_head(p, s, head, p.d_states, gate);
+    tiles.take_out_keys(tiles.q, head == s.first, gate, none);
+    tiles.take_out_head(gate);
     float leaves[2], step[2], through_state[2] = {}, sum[2] = {}, diagonal[2] = {}, skipped_sum[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) step[r] = gate.step[mine[r]], leaves[r] = gate.leaves(mine[r]) * step[r];
@@ -32,7 +35,7 @@ __global__ void __launch_bounds__(backward_threads, 1) column_gradients(const Pr
 #pragma unroll
     for (int j = 0; j < Size::p / 8; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dv[j][e] *= leaves[e / 2];
+      for (int e = 0; e < 4; ++e) dv[j][e] = passed(leaves[e / 2], dv[j][e]);
 #pragma unroll
     for (int from = 0; from < Size::n; from += side) {
       float d[side / 8][4] = {};
@@ -43,8 +46,8 @@ __global__ void __launch_bounds__(backward_threads, 1) column_gradients(const Pr
         for (int r = 0; r < 2; ++r) {
           const float2 k = pair_of<rows>(tiles.k, mine[r], from + 8 * j + lane % 4 * 2);
           through_state[r] = fmaf(d[j][2 * r], k.x, fmaf(d[j][2 * r + 1], k.y, through_state[r]));
-          dk[from / 8 + j][2 * r] = fmaf(leaves[r], d[j][2 * r], dk[from / 8 + j][2 * r]);
-          dk[from / 8 + j][2 * r + 1] = fmaf(leaves[r], d[j][2 * r + 1], dk[from / 8 + j][2 * r + 1]);
+          dk[from / 8 + j][2 * r] += passed(leaves[r], d[j][2 * r]);
+          dk[from / 8 + j][2 * r + 1] += passed(leaves[r], d[j][2 * r + 1]);
         }
     }
 #pragma unroll 1
@@ -57,12 +60,12 @@ __global__ void __launch_bounds__(backward_threads, 1) column_gradients(const Pr
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int query = from + 8 * j + lane % 4 * 2 + e % 2;
-          const float between = gate.between(query, mine[e / 2]), pair = between * d[j][e];
+          const float between = gate.between(query, mine[e / 2]), pair = passed(between, d[j][e]);
           if (query == mine[e / 2])
             skipped_sum[e / 2] = d[j][e], diagonal[e / 2] = pair * z[j][e];
           else
-            sum[e / 2] = fmaf(pair, z[j][e], sum[e / 2]);
-          z[j][e] *= between * step[e / 2], d[j][e] = pair * step[e / 2];
+            sum[e / 2] = fmaf(pair, where(pair, z[j][e]), sum[e / 2]);
+          z[j][e] = passed(between * step[e / 2], z[j][e]), d[j][e] = pair * step[e / 2];
         }
       std::uint32_t left[n / 16][4];
       attention::as_left<n>(z, left);

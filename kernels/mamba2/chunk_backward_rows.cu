@@ -18,10 +18,12 @@ __global__ void __launch_bounds__(backward_threads, 1) row_gradients(const Probl
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16;
   const int mine[2] = {row + lane / 4, row + lane / 4 + 8};
   tiles.load_keys(p, s);
+  __shared__ bool none[rows];
   float dq[Size::n / 8][4] = {};
 #pragma unroll 1
   for (int head = s.first; head < s.end; ++head) {
     tiles.load_head(p, s, head, p.states, gate);
+    tiles.take_out_keys(tiles.k, head == s.first, gate, none);
     float sum[2] = {}, through_state[2] = {};
 #pragma unroll 1
     for (int from = 0; from < row + 16; from += n) {
@@ -33,8 +35,8 @@ __global__ void __launch_bounds__(backward_threads, 1) row_gradients(const Probl
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int key = from + 8 * j + lane % 4 * 2 + e % 2;
-          d[j][e] *= gate.between(mine[e / 2], key) * gate.step[key];
-          if (key != mine[e / 2]) sum[e / 2] = fmaf(d[j][e], z[j][e], sum[e / 2]);
+          d[j][e] = passed(gate.weight(mine[e / 2], key), d[j][e]);
+          if (key != mine[e / 2]) sum[e / 2] = fmaf(d[j][e], where(d[j][e], z[j][e]), sum[e / 2]);
         }
       std::uint32_t left[n / 16][4];
       attention::as_left<n>(d, left);
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(backward_threads, 1) row_gradients(const Probl
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float2 q = pair_of<rows>(tiles.q, mine[r], from + 8 * j + lane % 4 * 2);
-          const float a = entered[r] * d[j][2 * r], b = entered[r] * d[j][2 * r + 1];
+          const float a = passed(entered[r], d[j][2 * r]), b = passed(entered[r], d[j][2 * r + 1]);
           through_state[r] = fmaf(a, q.x, fmaf(b, q.y, through_state[r]));
           dq[from / 8 + j][2 * r] += a, dq[from / 8 + j][2 * r + 1] += b;
         }

@@ -31,6 +31,10 @@ __global__ void __launch_bounds__(threads) chunk_output(const Problem p) {
   gate.load(p, chunk, head);
   ptx::copy_wait<0>();
   __syncthreads();
+  if (gate.several()) {
+    take_out<Size::p, threads>(v_tile, [&](int token) { gate.spoil(token); });
+    __syncthreads();
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = warp * 16;
   const int mine[2] = {row + lane / 4, row + lane / 4 + 8};
   float y[Size::p / 8][4] = {};
@@ -39,7 +43,7 @@ __global__ void __launch_bounds__(threads) chunk_output(const Problem p) {
 #pragma unroll
   for (int j = 0; j < Size::p / 8; ++j)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) y[j][e] *= entered[e / 2];
+    for (int e = 0; e < 4; ++e) y[j][e] = passed(entered[e / 2], y[j][e]);
 #pragma unroll 1
   for (int from = 0; from <= row; from += half) {
     float z[half / 8][4] = {};
@@ -49,7 +53,7 @@ __global__ void __launch_bounds__(threads) chunk_output(const Problem p) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = from + 8 * j + lane % 4 * 2 + e % 2;
-        z[j][e] *= gate.between(mine[e / 2], key) * gate.step[key];
+        z[j][e] = passed(gate.weight(mine[e / 2], key), z[j][e]);
       }
     std::uint32_t left[half / 16][4];
     attention::as_left<half>(z, left);

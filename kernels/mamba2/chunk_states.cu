@@ -44,21 +44,21 @@ __global__ void __launch_bounds__(rows) gates_kernel(const Problem p) {
   }
   // Past 2^-126 a decay is zero here; more would only cost the sum's precision.
   log2_decay = fmaxf(log2_decay, -200.0f);
+  const int first = static_cast<int>(
+      max(begin_of(p, min(t, p.tokens - 1)) - static_cast<i64>(chunk) * rows, i64{-1}));
+  // Summed within a sequence: what another one has changes no bit here.
   float sum = log2_decay;
 #pragma unroll
   for (int o = 1; o < 32; o *= 2) {
     const float before = __shfl_up_sync(~0u, sum, o);
-    if (i % 32 >= o) sum += before;
+    if (i % 32 >= o && i - o >= first) sum += before;
   }
   if (i % 32 == 31) warps[i / 32] = sum;
   __syncthreads();
-  for (int w = 0; w < i / 32; ++w) sum += warps[w];
+  for (int w = max(first, 0) / 32; w < i / 32; ++w) sum += warps[w];
   const i64 at = static_cast<i64>(head) * p.padded() + t;
   p.decay[at] = sum, p.step[at] = step;
-  if (head == 0) {
-    const i64 first = begin_of(p, min(t, p.tokens - 1)) - static_cast<i64>(chunk) * rows;
-    p.first[t] = static_cast<int>(max(first, i64{-1}));
-  }
+  if (head == 0) p.first[t] = first;
 }
 
 __device__ __forceinline__ std::uint32_t scaled(std::uint32_t pair, float a, float b) {
@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(scan_threads) scan(const Problem p) {
     const int* first = p.first + static_cast<i64>(chunk) * rows;
     const float last = decay[rows - 1];
     const bool whole = first[rows - 1] < 0;
+    const bool others = reverse ? !whole : first[0] != first[rows - 1];  // rows that do not count
     if constexpr (reverse) {
       weights[at % 2][i] = first[i] < 0 ? power_of_two(decay[i]) : 0.0f;
     } else {
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(scan_threads) scan(const Problem p) {
         const int n = n0 + warp * 16 + lane / 4 + 8 * r;
         if (n < p.n && column < p.pitch)
           store_pair(to + static_cast<i64>(n) * p.pitch, column, p.pitch, state[j][2 * r], state[j][2 * r + 1], true);
-        state[j][2 * r] *= carry, state[j][2 * r + 1] *= carry;
+        state[j][2 * r] = passed(carry, state[j][2 * r]), state[j][2 * r + 1] = passed(carry, state[j][2 * r + 1]);
       }
     }
     __syncthreads();  // nobody reads the stage that is filled next
@@ -122,6 +123,10 @@ __global__ void __launch_bounds__(scan_threads) scan(const Problem p) {
     __syncthreads();  // this chunk and its weights have landed
     const std::uint32_t a = tiles + static_cast<std::uint32_t>(at % 2) * (scan_bytes / 2), b = a + rows * side * 2;
     const float* w = weights[at % 2];
+    if (others) {
+      if (w[i] == 0) clear_row<side>(a, i), clear_row<side>(b, i);
+      __syncthreads();
+    }
 #pragma unroll
     for (int k = 0; k < rows; k += 16) {
       std::uint32_t keys[4];

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(rows) gate_gradients_kernel(const Problem p) {
   const float step = gate.step[i], column = p.term(pairs, head, chunk)[i], state = p.term(key_state, head, chunk)[i];
   const float leaves = gate.leaves(i);
   behind[i] = p.term(row_pairs, head, chunk)[i] - step * column + p.term(row_state, head, chunk)[i];
-  before[i] = leaves * step * state;
+  before[i] = passed(leaves * step, state);
   __syncthreads();
   const int first = gate.first[i];
   float g = 0;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(rows) gate_gradients_kernel(const Problem p) {
   const float rate = expf(p.a_log[head]);
   float draw = 0;
   if (t < p.tokens) {
-    const float ddt = column + p.term(own, head, chunk)[i] + leaves * state - rate * g;
+    const float ddt = column + p.term(own, head, chunk)[i] + passed(leaves, state) - rate * g;
     draw = ddt * sigmoid(widened(p.raw[t * p.heads + head]) + p.bias[head]);
     if (p.d_raw != nullptr) p.d_raw[t * p.heads + head] = __float2bfloat16(draw);
   }

@@ -115,6 +115,10 @@ void with_size(const Problem& p, F&& f) {
     f(Size<128, 128>{});
 }
 
+/// b where a is not 0: what another sequence has, NaN too, does not pass.
+__device__ __forceinline__ float where(float a, float b) { return a != 0 ? b : 0.0f; }
+__device__ __forceinline__ float passed(float a, float b) { return a * where(a, b); }
+
 /// What a block knows of its chunk and one head.
 struct Gate {
   float decay[rows], step[rows];
@@ -135,7 +139,47 @@ struct Gate {
   __device__ __forceinline__ float leaves(int j) const {
     return first[j] == first[rows - 1] ? power_of_two(decay[rows - 1] - decay[j]) : 0.0f;
   }
+  /// L_ij dt_j.
+  __device__ __forceinline__ float weight(int i, int j) const { return passed(between(i, j), step[j]); }
+  /// Whether tokens of several sequences are in the chunk.
+  __device__ __forceinline__ bool several() const { return first[0] != first[rows - 1]; }
+  /// Makes every pair of the token NaN.
+  __device__ __forceinline__ void spoil(int token) { decay[token] = __int_as_float(0x7fffffff); }
 };
+
+/// Columns `column` and `column + 1` (even) of a row of a tile.
+template <int tile_rows>
+__device__ __forceinline__ float2 pair_of(std::uint32_t tile, int row, int column) {
+  std::uint32_t both;
+  asm volatile("ld.shared.u32 %0, [%1];"
+               : "=r"(both)
+               : "r"(chunk_at<tile_rows>(tile, row, column) + static_cast<std::uint32_t>(column % 8 * 2))
+               : "memory");
+  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
+}
+template <int columns>
+__device__ __forceinline__ void clear_row(std::uint32_t tile, int row) {
+#pragma unroll
+  for (int c = 0; c < columns; c += 8)
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(chunk_at<rows>(tile, row, c)), "r"(0) : "memory");
+}
+/// Rows of a tile in which something is no number become zeros, and `f` is told them, by one lane each: a product over
+/// all rows of a chunk gives them to tokens of other sequences too, times zero. All warps of the block.
+template <int columns, int threads, class F>
+__device__ __forceinline__ void take_out(std::uint32_t tile, F&& f) {
+  const int lane = threadIdx.x % 32;
+  for (int row = threadIdx.x / 32; row < rows; row += threads / 32) {
+    bool none = false;
+#pragma unroll
+    for (int c = 0; c < columns; c += 64) {
+      const float2 pair = pair_of<rows>(tile, row, c + 2 * lane);
+      none |= !isfinite(pair.x) || !isfinite(pair.y);
+    }
+    if (!__any_sync(~0u, none)) continue;
+    __syncwarp();  // all lanes have read it
+    if (lane == 0) clear_row<columns>(tile, row), f(row);
+  }
+}
 
 /// c[16, n] += a b^T: rows [row, row + 16) of tile a, rows [b_row, b_row + n) of tile b, over `depth` columns of both.
 template <int a_rows, int b_rows, int n, int depth>
@@ -186,16 +230,6 @@ __device__ __forceinline__ void rows_by_columns(float (&c)[n / 8][4], std::uint3
       ptx::mma_bf16(c[j / 8 + 1], left, {both[2], both[3]});
     }
   }
-}
-/// Columns `column` and `column + 1` (even) of a row of a tile.
-template <int tile_rows>
-__device__ __forceinline__ float2 pair_of(std::uint32_t tile, int row, int column) {
-  std::uint32_t both;
-  asm volatile("ld.shared.u32 %0, [%1];"
-               : "=r"(both)
-               : "r"(chunk_at<tile_rows>(tile, row, column) + static_cast<std::uint32_t>(column % 8 * 2))
-               : "memory");
-  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
 }
 /// Sum over the four lanes that share a row of an accumulator.
 __device__ __forceinline__ float row_sum(float v) {

@@ -173,7 +173,7 @@ TEST_F(CudaPolicies, CapacityDropsAndMovesWhatItDoesOnTheCpu) {
 
 TEST_F(CudaPolicies, PackedDocumentsGiveTheCpusLossAndGradientsAndDoNotSeeEachOther) {
   for (const char* file : {"qwen/qwen3-next-80b-a3b.json", "kimi/kimi-k3.json", "nemotron/nemotron-3-nano-30b-a3b.json",
-                           "deepseek/deepseek-v3.2.json", "gpt-oss/gpt-oss-20b.json"}) {
+                           "deepseek/deepseek-v3.2.json", "gpt-oss/gpt-oss-20b.json", "jamba/jamba-v0.1.json", "minimax/minimax-m1-80k.json"}) {
     const Problem p = problem(device_sized(file), full(48));
     const Plan q = plan(p, 2);
     TinyRun cpu(p, q, cpu_backend(CpuStorage::as_planned)), device(p, q, cuda_backend(0));

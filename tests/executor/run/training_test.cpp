@@ -127,7 +127,7 @@ TEST(Training, MicroBatchesAddUpToTheWholeBatch) {
 }
 
 TEST(Training, PackedSequencesDoNotSeeEachOther) {
-  for (const char* file : {"qwen/qwen3-next-80b-a3b.json", "kimi/kimi-k3.json", "nemotron/nemotron-3-nano-30b-a3b.json", "deepseek/deepseek-v3.2.json"}) {
+  for (const char* file : {"qwen/qwen3-next-80b-a3b.json", "kimi/kimi-k3.json", "nemotron/nemotron-3-nano-30b-a3b.json", "deepseek/deepseek-v3.2.json", "jamba/jamba-v0.1.json", "minimax/minimax-m1-80k.json"}) {
     const Problem p = problem(shrunk(shipped(file)), lora(12));
     const Plan q = plan(p, 1);
     TinyRun run(p, q, cpu_backend(CpuStorage::wide));
