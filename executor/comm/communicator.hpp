@@ -132,6 +132,9 @@ class Communicator {
   /// What is issued until `end_together` goes as one launch (NCCL), and is complete for the caller after it. Not nested.
   virtual void begin_together() {}
   virtual void end_together() {}
+  /// Calls from here on go to a second queue of the world's, beside those of the communicators that stay on the first. Safe only where
+  /// every rank issues the calls of both queues in one order. Nothing where nothing is queued.
+  virtual void move_beside() {}
   /// What is issued from here on comes after what `queue` (a cudaStream_t) has now. False where nothing is queued: the caller waits itself.
   [[nodiscard]] virtual bool follow(void* queue);
   /// A point behind what is issued until now; null where nothing is queued. `timed`: `seconds_between` can be asked for it.

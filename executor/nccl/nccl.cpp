@@ -62,6 +62,10 @@ class Nccl final : public Communicator {
   void abort(const std::string& reason) noexcept override { world_->abort(reason); }
 
   void use_stream(void* stream) { options_.stream = stream; }
+  void move_beside() override {
+    if (!world_->beside) check_cuda(cudaStreamCreateWithFlags(&world_->beside, cudaStreamNonBlocking), "cudaStreamCreate");
+    options_.stream = world_->beside;
+  }
 
   void begin_together() override {
     together_ = true;
@@ -341,7 +345,7 @@ std::string nccl_version() {
 }
 
 const std::map<std::string, std::string>& nccl_environment_defaults() {
-  static const std::map<std::string, std::string> defaults{{"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ADDR", "localhost:28028"}};
+  static const std::map<std::string, std::string> defaults{{"NCCL_NVLS_ENABLE", "0"}, {"NCCL_RAS_ADDR", "localhost:28028"}, {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"}};
   return defaults;
 }
 

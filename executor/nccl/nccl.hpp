@@ -32,7 +32,8 @@ struct NcclOptions {
 
 /// What must be in the environment before the first call, where the user has not set it: NVLink multicast (NVLS) off, because
 /// 2.28 can switch it only for the whole process and every split communicator would take hundreds of MB of device memory; the
-/// RAS status port on loopback only.
+/// RAS status port on loopback only; kernels of different communicators launched in the order in which the host issues them, which
+/// is the same on all ranks (communicators on two queues could else each wait for the other's place on the device).
 [[nodiscard]] const std::map<std::string, std::string>& nccl_environment_defaults();
 
 /// The communicator "world" of `ranks` ranks on the current CUDA device. Collective; throws CommError `timeout` at the limit.

@@ -13,7 +13,8 @@ constexpr int kRevokeDefault = 0;  // NCCL_REVOKE_DEFAULT, which headers before 
 }  // namespace
 
 NcclWorld::~NcclWorld() {
-  if (stream) cudaStreamDestroy(stream);
+  for (cudaStream_t each : {stream, beside})
+    if (each) cudaStreamDestroy(each);
 }
 
 void NcclWorld::abort(const std::string& why) noexcept {

@@ -17,6 +17,7 @@ struct NcclWorld {
   std::atomic<bool> aborted{false};
   std::string reason;                      ///< written once, before `aborted`
   cudaStream_t stream = nullptr;           ///< of its own, where the caller named none
+  cudaStream_t beside = nullptr;           ///< the second, once a communicator has moved there
 
   NcclWorld() = default;
   NcclWorld(const NcclWorld&) = delete;

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <set>
 
 #include "core/error.hpp"
 #include "executor/rendezvous/rank_process.hpp"
+#include "sim/program/call_kinds.hpp"
 
 namespace moeplan {
 
@@ -20,6 +22,20 @@ RankGroups::RankGroups(Communicator& world, const Parallelism& parallelism, cons
       groups_[static_cast<std::size_t>(group)] = over(place_.size(group), place_.stride(group), std::string(name));
   for (const int n : neighbours) neighbours_[n] = over(n, 1, fmt::format("tensor{}", n));
   stage_ = over(parallelism.stage_ranks(), 1, "stage");
+  part_lanes();
+}
+
+void RankGroups::part_lanes() {
+  for (const auto& c : own_) {
+    bool exchanges = false, others = std::any_of(neighbours_.begin(), neighbours_.end(), [&](const auto& n) { return n.second == c.get(); });
+    for (const auto& [group, name] : EnumNames<Group>::names)
+      if (of(group) == c.get()) (lane_of(CommCall{.group = group}) == Lane::expert_communication ? exchanges : others) = true;
+    if (exchanges && !others) c->move_beside();
+  }
+}
+
+void RankGroups::wait() {
+  each([](Communicator& c) { c.wait(); });
 }
 
 /// The ranks of this one's number modulo `stride`, so many in a row of them: no two groups of a shape share a rank.

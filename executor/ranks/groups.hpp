@@ -12,7 +12,8 @@ namespace moeplan {
 
 /// One communicator for each set of ranks that is a group of the plan, split off the world in a fixed order. Groups of the
 /// same ranks share one, which may be the world itself: all ranks of it make the same calls in the same order, and each
-/// communicator of NCCL takes half a gigabyte and more. All ranks construct theirs together.
+/// communicator of NCCL takes half a gigabyte and more. Those that serve groups of the lane of exchanges alone have a queue
+/// of their own, beside that of gathers, reductions and messages. All ranks construct theirs together.
 class RankGroups {
  public:
   /// Throws InputError if the world has another size than the plan. `neighbours`: so many consecutive tensor ranks hold
@@ -32,6 +33,8 @@ class RankGroups {
   void split_nodes(int ranks);
   [[nodiscard]] Communicator* node() const { return node_; }
   [[nodiscard]] Communicator* between_nodes() const { return between_nodes_; }
+  /// Until all that was issued on any of them is done.
+  void wait();
   /// `ranks` neighbours of a group, or the whole of it.
   [[nodiscard]] Communicator& sharers(Group group, int ranks) const;
   /// What all communicators of this rank have counted together.
@@ -47,6 +50,7 @@ class RankGroups {
   template <class F>
   void each(const F& f) const;
   Communicator* over(int size, int stride, const std::string& label);
+  void part_lanes();
 
   Communicator& world_;
   RankPlace place_;

@@ -279,7 +279,7 @@ StepReport Trainer::step(const std::vector<Batch>& together) {
     reduce_replicas(*parameters_, *ranks_, backend_, moving_);
   }
   tell("gradient norm");
-  if (ranks_) ranks_->world().wait();  // with a limit, which the device's own wait has not
+  if (ranks_) ranks_->wait();  // with a limit, which the device's own wait has not
   const double own_loss = report.loss;
   double squares = squared_gradients();
   const bool own_finite = std::isfinite(squares);

@@ -199,7 +199,7 @@ void Walk::tell(const char* phase) {
 
 /// Until the device is done. With others, first what they take part in: that wait has a limit and names who is missing.
 void Walk::settle() {
-  if (ranks_) ranks_->world().wait();
+  if (ranks_) ranks_->wait();
   backend_.wait();
 }
 

@@ -211,6 +211,31 @@ void split_twice(Communicator& c, Memory& m) {
   expect_equal(one.values(), {quarter->size()}, "ranks of the grandchild");
 }
 
+/// Calls of two communicators in turn, none waited for before the next.
+void calls_on_two_queues(Communicator& c, Memory& m) {
+  const auto half = c.split(c.rank() % 2, c.rank(), "half");
+  half->move_beside();
+  constexpr std::int64_t n = 1 << 16;
+  const auto parts = static_cast<std::int64_t>(half->size());
+  Buffer<std::int32_t> whole(m, static_cast<std::size_t>(n * c.size())), sum(m, filled<std::int32_t>(n, [&](auto i) { return value(c.rank(), i); })),
+      gathered(m, static_cast<std::size_t>(n * parts)), part(m, filled<std::int32_t>(n, [&](auto i) { return value(c.rank(), i); }));
+  for (int round = 0; round < 10; ++round) {
+    c.all_gather(part.data(), whole.data(), n, DType::i32);
+    half->all_gather(part.data(), gathered.data(), n, DType::i32);
+    if (round == 0) half->all_reduce(sum.data(), n, DType::i32);
+  }
+  half->wait();
+  c.wait();
+  const auto member = [&](std::int64_t i) { return c.rank() % 2 + 2 * static_cast<int>(i / n); };
+  expect_equal(whole.values(), filled<std::int32_t>(n * c.size(), [&](auto i) { return value(static_cast<int>(i / n), i % n); }), "of all");
+  expect_equal(gathered.values(), filled<std::int32_t>(n * parts, [&](auto i) { return value(member(i), i % n); }), "of the half");
+  expect_equal(sum.values(), filled<std::int32_t>(n, [&](auto i) {
+    int all = 0;
+    for (int r = c.rank() % 2; r < c.size(); r += 2) all += value(r, i);
+    return all;
+  }), "sum of the half");
+}
+
 void counters_count_bytes(Communicator& c, Memory& m) {
   const auto n = static_cast<std::int64_t>(c.size());
   const auto words = static_cast<std::size_t>(n);
@@ -270,6 +295,7 @@ const std::vector<Case>& cases() {
       {"split_by_colour_orders_by_key", split_by_colour_orders_by_key},
       {"split_without_colour_gives_none", split_without_colour_gives_none},
       {"split_twice", split_twice},
+      {"calls_on_two_queues", calls_on_two_queues},
       {"counters_count_bytes", counters_count_bytes},
       {"the_same_order_passes_the_check", the_same_order_passes_the_check},
   };
