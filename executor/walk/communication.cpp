@@ -109,7 +109,9 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
     comm.collective == Collective::all_gather ? gather_neighbours(by, all, from, to)
                                               : sum_neighbours(by, all, from, to);
   } else if (routed.piece < 0) {
-    land({&i, &n, -1, -1, dispatch ? dispatch_rows(by, all, from, to) : combine_rows(by, all, from, to)});
+    const InFlight whole{&i, &n, -1, -1, dispatch ? dispatch_rows(by, all, from, to) : combine_rows(by, all, from, to)};
+    if (clock_) timed_.emplace_back(&i, &n), backend_.stamp();  // putting rows in order is no wait
+    land(whole);
     if (!dispatch) clear_rest(by, all, to);
   } else {
     // Each piece has its own part of the scratch, and the way back the second half: what is under way is left alone.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.hpp"
 #include "executor/backend/convert.hpp"
@@ -342,6 +343,7 @@ float Walk::run(std::int32_t micro_batch, const Batch& batch, float share, float
   begin(state, batch, share, balance_share);
   tell("forward");
   queue(micro_batch, batch, [&] {
+    begin_clock();  // before the first copy, whose times count from here
     for (std::size_t at = 0; at < program_.instances.size(); ++at)
       if (program_.instances[at].micro_batch == micro_batch) step(at, state);
     settle_copies();
@@ -366,6 +368,7 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
   }
   clocked_ = 0;
   for (std::size_t j = 0; j < batches.size(); ++j) begin(lanes_[j], batches[j], shares[j], balance_shares[j]);
+  begin_clock();
   for (std::size_t at = 0; at < program_.instances.size(); ++at)
     if (const std::int32_t j = program_.instances[at].micro_batch; j >= 0) step(at, lanes_[index(j)]);
   flush_sends();
@@ -381,12 +384,15 @@ std::vector<MicroBatchResult> Walk::run_all(std::span<const Batch> batches, std:
 float Walk::evaluate(const Batch& batch) {
   if (plan_.parallelism.pp > 1) throw std::logic_error("an evaluation over several stages");
   MicroBatchState& state = lanes_.front();
+  const Clock clock = std::exchange(clock_, nullptr);  // only steps are timed
   begin(state, batch, 1, 1);
   for (std::size_t at = 0; at < program_.instances.size() && program_.instances[at].phase != Phase::backward; ++at)
     if (program_.instances[at].micro_batch == 0) step(at, state);
+  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(gathered_.size()); ++slot) await_weights(slot);  // what came ahead for a backward pass
   std::fill(gathered_.begin(), gathered_.end(), -1);
   settle_copies();
   finish(state);
+  clock_ = clock;
   return state.result.loss;
 }
 
