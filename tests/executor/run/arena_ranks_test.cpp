@@ -20,21 +20,20 @@ struct Held {
   std::int64_t chunks = 1;
   std::int64_t replicas = 0;
   std::int64_t buffer = 0;   ///< bytes of it where they can be counted by head
-  bool beside_alone = false;   ///< the arena has what the plan's walk does not count: padding, whole values of pieces, messages of stages and states
+  double near = 0;   ///< share by which the peak may be off where one walk counts what the other has not: padding, pieces in the memory of the whole, messages, states; 0: to the byte
 };
 
 class ArenaOfRanks : public testing::TestWithParam<Held> {};
 
 TEST_P(ArenaOfRanks, HoldsThePlannedBytes) {
-  const auto& [c, chunks, replicas, buffer, beside_alone] = GetParam();
+  const auto& [c, chunks, replicas, buffer, near] = GetParam();
   Problem p = problem(shrunk(shipped(c.file), c.layers), c.full ? full(c.length) : lora(c.length));
   p.runtime.staged = true;
   p.cluster.devices_per_node = 8;
   Plan q = on_ranks(p, c.parallelism, c.micro_batches, c.recompute);
   q.schedule = c.schedule;
   q.experts.chunks = chunks;
-  q.experts.replicas = replicas;
-  if (replicas > 0) q.experts.placement = ExpertPlacement::balanced, p.load.distribution = ZipfLoad{.exponent = 1.0};
+  if (replicas > 0) place_by_load(p, q, replicas);
   run_ranks(q.parallelism.world(), [&](Communicator& world) {
     const auto backend = cpu_backend(CpuStorage::as_planned);
     Trainer trainer(p, q, *backend, {.walk = {.routed_bound = 2}}, &world);
@@ -45,9 +44,12 @@ TEST_P(ArenaOfRanks, HoldsThePlannedBytes) {
     if (buffer > 0) {
       EXPECT_EQ(planned[MemoryCategory::communication].value, buffer);
     }
-    if (beside_alone) return;
     held[MemoryCategory::allocator_reserve] = {};   // gaps of the layout
-    EXPECT_EQ(held.at_peak, planned.at_peak) << planned.peak_at << " | " << held.peak_at;
+    const auto all = static_cast<double>(planned.peak().value);
+    EXPECT_NEAR(static_cast<double>(held.peak().value), all, near * all) << planned.peak_at << " | " << held.peak_at;
+    if (near == 0) {
+      EXPECT_EQ(held.at_peak, planned.at_peak) << planned.peak_at << " | " << held.peak_at;
+    }
   });
 }
 
@@ -56,17 +58,17 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, ArenaOfRanks,
     testing::Values(Held{{"experts", qwen, false, {.ep = 4, .dp_replicate = 4}}, 1, 0, 36 * 32 * 2},
                     Held{{"placed_experts", qwen, false, {.ep = 4, .dp_replicate = 4}}, 1, 4, 2 * 36 * 32 * 2},
-                    Held{{"pieces", qwen, false, {.ep = 4, .dp_replicate = 4}}, 2, 0, 4 * 36 * 32 * 2, true},
+                    Held{{"pieces", qwen, false, {.ep = 4, .dp_replicate = 4}}, 2, 0, 4 * 36 * 32 * 2, 0.07},
                     Held{{"cut_experts", qwen, false, {.ep = 2, .etp = 2, .dp_replicate = 4}}},
                     Held{{"whole_gradients", qwen, true, {.dp_replicate = 2}}, 1, 0, 4 * 8 * 20 * 32},
                     Held{{"cut_gradients", qwen, true, {.ep = 2, .dp_shard = 4, .expert_shard = 2}, Recompute::full}},
-                    Held{{"adapters", k3, false, {.ep = 4, .dp_shard = 4}, Recompute::full, 2}, 1, 0, 0, true},
-                    Held{{"stages", k3, false, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::none, 3}, 1, 0, 0, true},
-                    Held{{"put_off", qwen, true, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::selective, 3, Schedule::zero_bubble}, 1, 0, 0, true},
+                    Held{{"adapters", k3, false, {.ep = 4, .dp_shard = 4}, Recompute::full, 2}, 1, 0, 0, 1e-4},
+                    Held{{"stages", k3, false, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::none, 3}, 1, 0, 0, 0.04},
+                    Held{{"put_off", qwen, true, {.pp = 2, .ep = 2, .dp_replicate = 2}, Recompute::selective, 3, Schedule::zero_bubble}, 1, 0, 0, 0.07},
                     Held{{"stages_alone", deepseek, false, {.pp = 2}, Recompute::none, 2}},
                     Held{{"tensor_ranks", qwen, true, {.tp = 2, .ep = 2, .dp_shard = 1}}},
                     Held{{"a_ring", qwen, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}},
-                    Held{{"states", k3, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}, 1, 0, 0, true}),
+                    Held{{"states", k3, false, {.cp = 2, .ep = 2}, Recompute::none, 1, Schedule::one_forward_one_backward, 8}, 1, 0, 0, 2e-3}),
     [](const auto& each) { return std::string(each.param.parity.name); });
 
 /// Of each rank after steps: what it holds for exchanges and moves beside its arena, and what the check before a run counts of it.
@@ -104,10 +106,8 @@ TEST(RoomsBesideTheArena, OfExpertsOnTheirWayAreNoMoreThanTheCheckCounts) {
   for (const std::int64_t every : {0, 2}) {
     Problem p = problem(shrunk(shipped(qwen), 3), full(6));
     p.cluster.devices_per_node = 8;
-    p.load.distribution = ZipfLoad{.exponent = 1.0};
     Plan q = on_ranks(p, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, 1);
-    q.experts.placement = ExpertPlacement::balanced;
-    q.experts.replicas = 4;
+    place_by_load(p, q, 4);
     expect_no_more_than_checked(p, q, {.walk = {.routed_bound = 4, .rebalance_every = every}}, every > 0);
   }
 }

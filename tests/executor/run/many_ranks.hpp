@@ -47,6 +47,13 @@ inline Plan on_ranks(const Problem& p, const Parallelism& parallelism, std::int6
   return out;
 }
 
+/// Experts placed by a skewed load, with so many copies.
+inline void place_by_load(Problem& p, Plan& q, std::int64_t replicas, ExpertPlacement placement = ExpertPlacement::balanced) {
+  p.load.distribution = ZipfLoad{.exponent = 1.0};
+  q.experts.placement = placement;
+  q.experts.replicas = replicas;
+}
+
 /// Micro-batches of `steps` steps, with labels that fall unevenly on them.
 inline std::vector<std::vector<Batch>> data(const Problem& p, std::int64_t steps, std::int64_t of_step) {
   std::vector<std::vector<Batch>> out;

@@ -68,7 +68,8 @@ TEST_P(OffloadRuns, ToTheSameBits) {
 TEST_P(OffloadRuns, InThePlannedBytes) {
   const auto& [file, recompute, everything] = GetParam();
   const Problem p = wide_problem(file, 3, everything);
-  for (const Offload offload : kParts) {
+  std::int64_t longer = 0;   // what lives longer than planned, stored blocks (docs/executor.md), does so without copies too
+  for (const Offload offload : {Offload::none, Offload::optimizer, Offload::weights, Offload::activations, Offload::all}) {
     Plan q = plan(p, 4, 2, recompute);
     q.offload = offload;
     const auto backend = cpu_backend(CpuStorage::as_planned);
@@ -76,10 +77,17 @@ TEST_P(OffloadRuns, InThePlannedBytes) {
     const MemoryBreakdown planned = memory(trainer.program(), p, q);
     MemoryBreakdown measured = trainer.memory();
     measured[MemoryCategory::allocator_reserve] = {};   // gaps of the layout
+    const std::int64_t beyond = (measured.peak() - planned.peak()).value;
+    if (offload == Offload::none) {
+      longer = beyond;
+      EXPECT_TRUE(beyond == 0 || p.model.layers.front().stores_block) << beyond;
+      continue;
+    }
     // Fetched weights begin at multiples of 256 bytes, moments pass in windows of as many elements.
-    const double near = 1e-3 * static_cast<double>(planned.peak().value);
-    if (p.model.layers.front().stores_block) continue;   // stored blocks live longer than planned (docs/executor.md)
-    EXPECT_NEAR(static_cast<double>(measured.peak().value), static_cast<double>(planned.peak().value), offloads_weights(offload) || offloads_optimizer(offload) ? near : 0)
+    double near = offloads_weights(offload) || offloads_optimizer(offload) ? 1e-3 * static_cast<double>(planned.peak().value) : 0;
+    // A stored block is on the device until the last layer has read it: one more at the peak where kept values leave.
+    if (p.model.layers.front().stores_block && offloads_activations(offload)) near += 2.0 * 1024 * 512;
+    EXPECT_NEAR(static_cast<double>(beyond), static_cast<double>(longer), near)
         << name_of(offload) << ": " << planned.peak_at << " | " << measured.peak_at;
     EXPECT_EQ(measured.host.value, planned.host.value) << name_of(offload);
     EXPECT_TRUE(everything || planned.host.value > 0) << name_of(offload);
@@ -143,6 +151,7 @@ TEST(OffloadRuns, ShowTheirCopiesOnALaneOfTheirOwn) {
   TinyRun run(p, q, cpu_backend(CpuStorage::as_planned));
   StepRecorder recorder(run.trainer->program());
   run.trainer->walk().time([&](const Instance& i, const BlockNode& n, double begin, double end) { recorder.record(i, n, begin, end); });
+  (void)run.trainer->evaluate(batch(p, q, 2));   // not timed
   (void)run.trainer->step({batch(p, q, 1)});
   const StepTimeline t = recorder.timeline();
   EXPECT_EQ(t.lanes, (std::vector<std::string>{"compute", "copy"}));

@@ -32,9 +32,7 @@ TEST_P(Once, DoesWhatOneRankDoes) {
     once(p, q, c.node);
     ASSERT_EQ(ranks_of_a_node(p, q) > 0, c.node > 0);
     if (c.replicas == 0) return;
-    p.load.distribution = ZipfLoad{.exponent = 1.0};
-    q.experts.placement = ExpertPlacement::balanced;
-    q.experts.replicas = c.replicas;
+    place_by_load(p, q, c.replicas);
   });
 }
 

@@ -25,10 +25,8 @@ TEST_P(Pieces, DoWhatOneRankDoes) {
   expect_parity(GetParam().parity, [](Problem& p, Plan& q) {
     q.experts.chunks = GetParam().chunks;
     if (GetParam().replicas == 0) return;
-    p.load.distribution = ZipfLoad{.exponent = 1.0};
     p.cluster.devices_per_node = 8;
-    q.experts.placement = ExpertPlacement::balanced;
-    q.experts.replicas = GetParam().replicas;
+    place_by_load(p, q, GetParam().replicas);
   });
 }
 

@@ -24,10 +24,8 @@ struct PlacedCase {
 
 std::function<void(Problem&, Plan&)> placed_by_load(ExpertPlacement placement, std::int64_t replicas) {
   return [=](Problem& p, Plan& q) {
-    p.load.distribution = ZipfLoad{.exponent = 1.0};
     p.cluster.devices_per_node = placement == ExpertPlacement::hierarchical ? 1 : 8;
-    q.experts.placement = placement;
-    q.experts.replicas = replicas;
+    place_by_load(p, q, replicas, placement);
   };
 }
 
