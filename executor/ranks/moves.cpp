@@ -151,9 +151,23 @@ void make_room(MovingRoom& room, std::int64_t bytes, Backend& backend) {
 }
 
 /// What of a tensor moves with its expert.
-std::vector<std::pair<Backend::Memory, DType>> memories(const Parameter& p) {
-  if (!p.trained) return {{p.value, p.held}};
-  return {{p.value, p.held}, {p.first_moment, DType::f32}, {p.second_moment, DType::f32}};
+struct Part {
+  Backend::Memory memory;
+  DType type;
+  bool away;  ///< in host memory
+};
+std::vector<Part> memories(const Parameters& parameters, const Parameter& p) {
+  if (!p.trained) return {{p.value, p.held, p.away}};
+  const bool away = parameters.bytes().host_optimizer.value > 0;
+  return {{p.value, p.held, false}, {p.first_moment, DType::f32, away}, {p.second_moment, DType::f32, away}};
+}
+
+/// Whole words: tensors begin 256 bytes apart.
+std::int64_t words_of(std::int64_t bytes) { return ceil_div(bytes, 4); }
+/// Room for what arrives; what lies in host memory leaves by way of the device too.
+std::int64_t room_of(std::int64_t bytes, bool away) {
+  const std::int64_t arriving = 4 * words_of(bytes);
+  return away ? ceil_div(arriving, 256) * 256 + arriving : arriving;
 }
 
 bool moves(const Parameter& p, const ExpertSlots& to) {
@@ -172,8 +186,8 @@ Bytes moving_room(const Program& program, const Problem& problem, const Plan& pl
       const Weight& w = b.weights[index(id)];
       if (!is_expert(w.split)) continue;
       // Words of a tensor as it is held, and of its moments; gradients of all copies where their first slots are on one rank.
-      const std::int64_t floats = 4 * ceil_div(w.shape.elements(), shards), words = ceil_div(held_bytes(b, id, problem, backend, shards).value, 4) * 4;
-      if (moves) most = std::max({most, words, w.trained ? floats : 0});
+      const std::int64_t floats = 4 * ceil_div(w.shape.elements(), shards), held = held_bytes(b, id, problem, backend, shards).value;
+      if (moves) most = std::max({most, room_of(held, !w.trained && offloads_weights(plan.offload)), w.trained ? room_of(floats, offloads_optimizer(plan.offload)) : 0});
       if (w.trained) most = std::max(most, 4 * plan.experts.replicas * (w.shape.elements() / w.shape[0]));
     }
   return {most};
@@ -183,8 +197,8 @@ CommCounter moving_volume(const Parameters& parameters, const RankPlace& place, 
   CommCounter out;
   for (const Parameter& p : parameters.all())
     if (moves(p, to))
-      for (const auto& [memory, type] : memories(p))
-        count(out, moving_parcels(p, type, to.at(p.layer), place), place.in_stage());
+      for (const Part& part : memories(parameters, p))
+        count(out, moving_parcels(p, part.type, to.at(p.layer), place), place.in_stage());
   return out;
 }
 
@@ -193,16 +207,17 @@ void move_experts(Parameters& parameters, const ExpertSlots& to, RankGroups& ran
   const int mine = ranks.place().in_stage();
   for (const Parameter& p : parameters.all()) {
     if (!moves(p, to)) continue;
-    for (const auto& [memory, type] : memories(p)) {
-      // Whole words: tensors begin 256 bytes apart.
-      const std::int64_t bytes = stored_bytes(type, p.held_shape()).value, words = (bytes + 3) / 4;
-      make_room(room, 4 * words, backend);
-      const TensorView waiting{room.memory.get(), DType::i32, {words}}, lies{memory.get(), DType::i32, {words}};
+    for (const auto& [memory, type, away] : memories(parameters, p)) {
+      const std::int64_t bytes = stored_bytes(type, p.held_shape()).value, words = words_of(bytes), all = room_of(bytes, away);
+      make_room(room, all, backend);
+      const TensorView waiting{room.memory.get(), DType::i32, {words}}, lies{memory.get(), DType::i32, {words}},
+          leaving = away ? TensorView{room.memory.get() + (all - 4 * words), DType::i32, {words}} : lies;
       backend.clear(waiting);
+      if (away) backend.copy(lies, leaving);
       Mail mail;
       for (const Parcel& parcel : moving_parcels(p, type, to.at(p.layer), ranks.place())) {
         if (parcel.from.rank == mine)
-          mail.sends.push_back({memory.get() + parcel.from.at, parcel.bytes, DType::u8, parcel.to.rank});
+          mail.sends.push_back({leaving.data + parcel.from.at, parcel.bytes, DType::u8, parcel.to.rank});
         if (parcel.to.rank == mine)
           mail.receives.push_back({room.memory.get() + parcel.to.at, parcel.bytes, DType::u8, parcel.from.rank});
       }

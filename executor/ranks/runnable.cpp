@@ -115,15 +115,12 @@ void refuse_context(const Problem& problem, const Plan& plan, const WalkOptions&
     }
 }
 
-void refuse_offload(const Problem& problem, const Plan& plan, const WalkOptions& options) {
+void refuse_offload(const Problem& problem, const Plan& plan) {
   if (plan.offload == Offload::none) return;
   const auto no = [&](const std::string& beside, const char* would_do) {
     refuse("offload", fmt::format("{} {} is priced, not run", name_of(plan.offload), beside), would_do);
   };
-  if (options.slice) no("of one rank alone", "none");
   if (offloads_activations(plan.offload) && plan.experts.chunks > 1) no("beside an exchange in pieces", "experts.chunks = 1");
-  if (!offloads_optimizer(plan.offload) && !offloads_weights(plan.offload)) return;
-  if (places_experts(plan)) no("of experts that follow the load", "placement contiguous");
   if (offloads_optimizer(plan.offload) && problem.runtime.compute_copy) no("with master weights beside the weights", "a runtime without a compute copy");
 }
 
@@ -153,7 +150,7 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
            fmt::format("is for {} rank{}; there {} {}", p.world(), p.world() == 1 ? "" : "s", ranks == 1 ? "is" : "are",
                        ranks),
            fmt::format("--ranks {}; --rank-slice R: rank R alone", p.world()));
-  refuse_offload(problem, plan, options);
+  refuse_offload(problem, plan);
   refuse_pipeline(problem, plan, options);
   refuse_placement(plan, options);
   if (ranks == 1) return;

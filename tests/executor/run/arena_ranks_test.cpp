@@ -103,11 +103,12 @@ TEST(RoomsBesideTheArena, OfTokensThatGoOnceAreNoMoreThanTheCheckCounts) {
 }
 
 TEST(RoomsBesideTheArena, OfExpertsOnTheirWayAreNoMoreThanTheCheckCounts) {
-  for (const std::int64_t every : {0, 2}) {
+  for (const auto& [every, offload] : {std::pair{0, Offload::none}, {2, Offload::none}, {2, Offload::all}}) {
     Problem p = problem(shrunk(shipped(qwen), 3), full(6));
     p.cluster.devices_per_node = 8;
     Plan q = on_ranks(p, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, 1);
     place_by_load(p, q, 4);
+    q.offload = offload;
     expect_no_more_than_checked(p, q, {.walk = {.routed_bound = 4, .rebalance_every = every}}, every > 0);
   }
 }

@@ -176,9 +176,9 @@ TEST(OffloadRuns, ShowTheirCopiesOnALaneOfTheirOwn) {
 TEST(OffloadRuns, RefuseWhatIsPricedOnly) {
   const Problem p = wide_problem("qwen/qwen3-30b-a3b.json", 2);
   const auto backend = cpu_backend(CpuStorage::wide);
-  const auto refusal = [&](const Plan& q, const WalkOptions& options, int ranks) -> std::string {
+  const auto refusal = [&](const Problem& of, const Plan& q, int ranks) -> std::string {
     try {
-      refuse_what_cannot_run(p, q, *backend, options, ranks);
+      refuse_what_cannot_run(of, q, *backend, {}, ranks);
     } catch (const InputError& e) {
       return e.what();
     }
@@ -186,14 +186,35 @@ TEST(OffloadRuns, RefuseWhatIsPricedOnly) {
   };
   Plan q = plan(p);
   q.offload = Offload::activations;
-  EXPECT_EQ(refusal(q, {}, 1), "");
-  const SliceRows rows;
-  EXPECT_NE(refusal(q, {.slice = &rows}, 1).find("activations of one rank alone"), std::string::npos);
+  EXPECT_EQ(refusal(p, q, 1), "");
   q = on_ranks(p, {.ep = 2, .dp_shard = 2}, 1);
   q.offload = Offload::activations, q.experts.chunks = 2;
-  EXPECT_NE(refusal(q, {}, 2).find("exchange in pieces"), std::string::npos);
-  q.offload = Offload::optimizer, q.experts.chunks = 1, q.experts.placement = ExpertPlacement::balanced;
-  EXPECT_NE(refusal(q, {}, 2).find("follow the load"), std::string::npos);
+  EXPECT_NE(refusal(p, q, 2).find("exchange in pieces"), std::string::npos);
+  Problem copied = p;
+  copied.runtime.compute_copy = true;
+  q.offload = Offload::optimizer;
+  EXPECT_NE(refusal(copied, q, 2).find("master weights beside the weights"), std::string::npos);
+}
+
+TEST(OffloadRuns, MoveExpertsThatLieInHostMemory) {
+  for (const bool everything : {false, true}) {
+    Problem p = problem(shrunk(shipped("qwen/qwen3-30b-a3b.json"), 3), everything ? full(6) : lora(6));
+    p.cluster.devices_per_node = 8;
+    Plan q = on_ranks(p, {.ep = 4, .dp_shard = 8, .expert_shard = 2}, 1);
+    place_by_load(p, q, 4);
+    TrainOptions options;
+    options.learning_rate = 1e-2;
+    options.walk.routed_bound = 8, options.walk.rebalance_every = 1;
+    const auto batches = data(p, 3, q.parallelism.dp());
+    const Outcome plain = run_plan(p, q, batches, options, {}, CpuStorage::as_planned);
+    EXPECT_GT(plain.steps.front().moved_bytes, 0);
+    for (const Offload offload : {Offload::optimizer, Offload::weights, Offload::all}) {
+      q.offload = offload;
+      const Outcome away = run_plan(p, q, batches, options, {}, CpuStorage::as_planned);
+      expect_same_bits(plain, away, std::string(name_of(offload)));
+      EXPECT_EQ(away.steps.front().moved_bytes, plain.steps.front().moved_bytes);
+    }
+  }
 }
 
 }  // namespace

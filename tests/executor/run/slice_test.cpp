@@ -137,5 +137,44 @@ TEST(RankAlone, CountsWhatStandsForCommunicationApart) {
   EXPECT_LT(trainer.walk().communication_seconds(), report.seconds);
 }
 
+TEST(RankAlone, WithPartsInHostMemoryHasTheBitsWithout) {
+  ModelSpec model = shrunk(shipped(qwen), 2);
+  model.hidden = 512;   // values of 1024 tokens are 1 MiB: they leave
+  const Problem p = problem(std::move(model), lora(1024));
+  SliceRows rows;
+  for (std::int32_t l = 0; l < 2; ++l)
+    for (std::int32_t j = 0; j < 2; ++j) rows[{l, j}] = {900, 636};
+  struct Seen {
+    std::vector<double> norms;
+    Tensors values;
+    Bytes host;
+    bool operator==(const Seen& o) const { return norms == o.norms && values == o.values; }
+  };
+  const auto run = [&](Offload offload) {
+    Plan q = on_ranks(p, {.ep = 4, .dp_shard = 4}, 2);
+    q.offload = offload;
+    const auto backend = cpu_backend(CpuStorage::as_planned);
+    TrainOptions options;
+    options.walk.slice = &rows;
+    const auto world = slice_world({1, q.parallelism}, *backend);
+    Trainer trainer(p, q, *backend, options, world.get());
+    randomise(trainer.parameters(), 1, p.model, *backend);
+    stir(trainer.parameters(), *backend);
+    Seen out;
+    for (std::uint64_t s = 0; s < 2; ++s) out.norms.push_back(trainer.step({batch(p, q, 10 * s), batch(p, q, 10 * s + 1)}).gradient_norm);
+    for (const Parameter& each : trainer.parameters().all())
+      if (each.trained) out.values[each.name] = values_of(each, *backend);
+    out.host = trainer.memory().host;
+    return out;
+  };
+  const Seen plain = run(Offload::none);
+  EXPECT_GT(plain.norms.front(), 0);
+  for (const Offload offload : {Offload::optimizer, Offload::weights, Offload::activations, Offload::all}) {
+    const Seen away = run(offload);
+    EXPECT_TRUE(away == plain) << name_of(offload);
+    EXPECT_GT(away.host, plain.host) << name_of(offload);
+  }
+}
+
 }  // namespace
 }  // namespace moeplan
