@@ -47,6 +47,7 @@ Json pairs_json(const Pairs& pairs) {
 Pairs lanes_of(const Pairs& operators) {
   Pairs out;
   for (const auto& [name, p] : operators) {
+    if (name == "wait for copies") continue;   // no lane is at work for it
     if (p.predicted <= 0 && p.measured <= 0) continue;
     Pair& lane = out[name == "communication" ? "communication" : name.starts_with("copies ") ? "copy" : "compute"];
     lane.predicted += p.predicted, lane.measured += p.measured;

@@ -117,6 +117,7 @@ class Pricing {
       if (const auto* call = std::get_if<OpCall>(&node.call)) {
         add(*call, fmt::format("{} {}", kind(call->op), call->pass == Pass::backward ? "backward" : "forward"), arriving, prices_.copies(copied(node)));
       } else if (const auto* comm = std::get_if<CommCall>(&node.call)) {
+        if (is_host_copy(comm->collective)) continue;   // beside the calls, over the host link
         out_.communication += links_.price(*comm, group_shape(comm->group, plan_.parallelism), skew).median;
         moved_ += kExchangePasses * static_cast<double>(comm->payload.value);
       } else {

@@ -40,7 +40,8 @@ void StepRecorder::record(const Instance& instance, const BlockNode& node, doubl
     stretches_.push_back({instance.slot, instance.micro_batch, backward, begin, end, {}});
   const OpCall* call = std::get_if<OpCall>(&node.call);
   const bool gradient = call && call->pass == Pass::backward;
-  stretches_.back().parts.push_back({call ? fmt::format("{} {}", kind(call->op), gradient ? "backward" : "forward") : std::string("communication"),
+  const bool waits = std::holds_alternative<HostWait>(node.call) && node.lane == Lane::copy;
+  stretches_.back().parts.push_back({call ? fmt::format("{} {}", kind(call->op), gradient ? "backward" : "forward") : waits ? "wait for copies" : "communication",
                                      node.recompute ? Activity::recompute : backward ? Activity::backward : Activity::forward, begin, end});
   stretches_.back().end = end;
 }

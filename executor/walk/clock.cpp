@@ -16,6 +16,7 @@ double seconds_now() {
 
 /// From here on the time is that of calls; what came before is not.
 void Walk::begin_clock() {
+  waited_ = false;
   if (clock_) timed_.emplace_back(nullptr, nullptr), backend_.stamp();
 }
 

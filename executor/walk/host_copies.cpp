@@ -32,7 +32,7 @@ void Walk::claim(std::int32_t buffer) {
     return each.begin < mine.offset + mine.bytes.value && mine.offset < each.end;
   });
   if (last == leaving_.rend()) return;
-  backend_.await(last->point);
+  await_copy(last->point);
   leaving_.erase(leaving_.begin(), last.base());  // those before it have left too
 }
 
@@ -47,7 +47,7 @@ void Walk::meet_copies(const Instance& i, const BlockNode& n, const PassPlacemen
     // In the order of the lane: those before the last one that is read are back with it.
     const auto last = std::find_if(returning_.rbegin(), returning_.rend(), reads);
     if (last != returning_.rend()) {
-      backend_.await(last->point);
+      await_copy(last->point);
       returning_.erase(returning_.begin(), last.base());
     }
   }
@@ -58,12 +58,18 @@ void Walk::meet_copies(const Instance& i, const BlockNode& n, const PassPlacemen
   claim(workspace);
 }
 
+/// What is queued from here on comes after a copy.
+void Walk::await_copy(const Backend::CopyPoint& point) {
+  backend_.await(point);
+  waited_ = true;
+}
+
 void Walk::settle_copies() {
-  if (!leaving_.empty()) backend_.await(leaving_.back().point);
-  if (!returning_.empty()) backend_.await(returning_.back().point);
+  if (!leaving_.empty()) await_copy(leaving_.back().point);
+  if (!returning_.empty()) await_copy(returning_.back().point);
   leaving_.clear(), returning_.clear();
   for (Backend::CopyPoint& point : fetching_)
-    if (point) backend_.await(std::exchange(point, nullptr));
+    if (point) await_copy(std::exchange(point, nullptr));
 }
 
 }  // namespace moeplan

@@ -209,6 +209,7 @@ void Walk::node(const Instance& i, const BlockNode& n, const RoutedCall& routed,
   if (const CommCall* comm = std::get_if<CommCall>(&n.call); comm && is_host_copy(comm->collective)) return copy_kept(i, n, place);
   land(block_of(i.slot), &n);
   meet_copies(i, n, place, workspace);
+  if (clock_ && std::exchange(waited_, false)) timed_.emplace_back(&i, &wait_), backend_.stamp();
   if (std::holds_alternative<OpCall>(n.call))
     compute(i, n, routed, place, workspace, state);
   else if (std::holds_alternative<CommCall>(n.call))

@@ -191,6 +191,7 @@ class Walk {
   void claim(std::int32_t buffer);
   void meet_copies(const Instance& i, const BlockNode& n, const PassPlacement& place, std::int32_t workspace);
   void settle_copies();
+  void await_copy(const Backend::CopyPoint& point);
   void exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
                      TensorView from, TensorView to, MicroBatchState& state);
   struct InFlight;
@@ -359,6 +360,8 @@ class Walk {
   Overlaps overlaps_;
   std::vector<std::pair<const Instance*, const BlockNode*>> timed_copies_;
   const BlockNode fetch_{.call = CommCall{.collective = Collective::from_host}, .lane = Lane::copy, .reads = {}, .writes = {}, .weights = {}};
+  const BlockNode wait_{.call = HostWait{}, .lane = Lane::copy, .reads = {}, .writes = {}, .weights = {}};
+  bool waited_ = false;  ///< since the last stamp, for copies
   FetchedType fetched_;  ///< of weights in host memory
   double clocked_ = 0;  ///< seconds of the micro-batches before
   double communication_seconds_ = 0;

@@ -171,6 +171,8 @@ TEST(OffloadRuns, ShowTheirCopiesOnALaneOfTheirOwn) {
   }
   EXPECT_EQ(copies, planned);
   EXPECT_GT(copies["to_host"], 0);
+  // What a call had to wait for is no time of the call.
+  EXPECT_NE(std::find(t.names.begin(), t.names.end(), "wait for copies"), t.names.end());
 }
 
 TEST(OffloadRuns, RefuseWhatIsPricedOnly) {
