@@ -101,8 +101,8 @@ Command simulate_command(CLI::App& program) {
   app->add_flag("--trace-blocks", options->steps_only, "in the trace, one event per stretch of a block instead of one per operator call");
   app->add_option("--memory-timeline", options->memory_timeline, "write allocations and frees in the shape of PyTorch's memory snapshot: JSON, or for a name in .pickle what memory_viz reads");
   app->add_option("--timeline", options->timeline, "write the timeline as moeplan's own JSON");
-  app->add_flag("--no-contention", options->no_contention, "every transfer has its links to itself, in the step as it is planned too");
-  app->add_flag("--interference", options->simulation.interference, "communication takes multiprocessors and bandwidth from compute, and is slowed by it");
+  app->add_flag("--no-contention", options->no_contention, "transfers have their links to themselves and compute its multiprocessors, in the step as it is planned too");
+  app->add_flag("--interference", options->simulation.interference, "communication takes memory bandwidth from compute too, and exchanges are slowed by it");
   app->add_option("--host-launch", options->host_launch, "time in which the host issues one call, e.g. \"5 us\" (default: none)");
   app->add_option("--straggler", options->simulation.straggler, "a rank whose compute is slower")->check(CLI::NonNegativeNumber);
   app->add_option("--straggler-slowdown", options->simulation.straggler_slowdown, "how many times as long it takes (default 1)")->check(CLI::Range(1.0, 1000.0));

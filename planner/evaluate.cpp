@@ -240,7 +240,8 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   struct PerKind {
     const PricedKind* kind;
     SlotMemory slot;
-    double fetch, gather, reduce;
+    double fetch;
+    SlotCollectives weights;
     SlotDelays delays;
   };
   const auto collective = [&](Collective c, moeplan::Group g, Bytes payload) {
@@ -252,18 +253,11 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
   const auto copied = [&](Collective c, Bytes payload) {
     return payload.value == 0 ? 0.0 : s.shared.links.price({.collective = c, .group = moeplan::Group::world, .payload = payload}, {}).median.value;
   };
-  const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
   std::vector<PerKind> per_kind;
   for (std::size_t i = 0; i < s.kinds.size(); ++i) {
     const SlotSharding& cut = sharded.sharding[i];
-    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), copied(Collective::from_host, cut.host_fetch), 0, 0, delays_of(s.shared, plan, s.kind(i), cut)};
-    v.gather = collective(Collective::all_gather, moeplan::Group::data_shard, cut.dense_gather) +
-               collective(Collective::all_gather, moeplan::Group::expert_data_shard, cut.expert_gather);
-    v.reduce = collective(Collective::all_reduce, moeplan::Group::tensor, cut.tensor_reduce) +
-               collective(Collective::reduce_scatter, moeplan::Group::data_shard, cut.dense_reduce) +
-               collective(Collective::all_reduce, moeplan::Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
-               collective(Collective::reduce_scatter, moeplan::Group::expert_data_shard, cut.expert_reduce) +
-               collective(Collective::all_reduce, moeplan::Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard));
+    PerKind v{&s.kind(i), slot_memory(s.kind(i).block, cut), copied(Collective::from_host, cut.host_fetch), slot_collectives(s.shared.links, par, cut), delays_of(s.shared, plan, s.kind(i), cut)};
+    if (!s.shared.contention) v.weights.gather_lends = v.weights.reduce_lends = 0;
     per_kind.push_back(v);
   }
 
@@ -281,7 +275,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     StageMemory m95 = m50;
     std::vector<double> fc50, bc50, fc95, bc95, gather, reduce, none;
     std::vector<SlotDelays> delays;
-    double once_gather = 0, once_reduce = 0;   // what crosses the network once a step
+    SlotCollectives once;   // what crosses the network once a step
     StageTime t;
     const auto first_layer = static_cast<std::int64_t>(first == 0 ? 0 : first - 1), last_layer = std::min(static_cast<std::int64_t>(end) - 1, static_cast<std::int64_t>(s.layers()));
     const FactorBand load = s.shared.load.stage(plan, first_layer, last_layer);
@@ -295,10 +289,9 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       bc50.push_back(k.kind->time50.backward.total.value);
       fc95.push_back(k.kind->time95.forward.total.value);
       bc95.push_back(k.kind->time95.backward.total.value);
-      once_gather += k.gather;
-      once_reduce += k.reduce;
-      gather.push_back(k.fetch + (problem.runtime.distributed_optimizer ? 0 : k.gather));
-      reduce.push_back(problem.runtime.reduce_once ? 0 : k.reduce);
+      once += k.weights;
+      gather.push_back(k.fetch + (problem.runtime.distributed_optimizer ? 0 : k.weights.gather));
+      reduce.push_back(problem.runtime.reduce_once ? 0 : k.weights.reduce);
       none.push_back(0);
       delays.push_back(k.delays);
       t.forward += k.kind->time50.forward.compute.value;
@@ -338,7 +331,7 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
       to.backward_again.push_back(same ? to.backward.back() : walk_stage(reversed(bc), reversed(gather), reversed(reduce), plan.prefetch).total);
       return f.exposed + b.exposed;
     };
-    /// What links shared with them add, every slot but a pass's first alike (sim/cost/contention.hpp), as shares of the passes at the median.
+    /// What they add beside compute, every slot but a pass's first alike (sim/cost/contention.hpp), as shares of the passes at the median.
     const bool ahead = plan.prefetch > 0;
     double late_forward = 0, late_gathered = 0, late_reduced = 0;
     for (std::size_t i = 0; i < delays.size(); ++i) {
@@ -365,10 +358,10 @@ Forecast Evaluator::Group::forecast(const Plan& plan) {
     const double stepped = m50.state.trained_elements > 0 ? s.shared.prices.price(optimizer_call(m50.state, problem.workload.optimizer)).median.value : 0.0;
     optimizer.push_back(std::max(stepped, copied(Collective::from_host, optimizer_copy(m50.state).payload)));
     // Once a step: the reduction can hide under the last backward pass but for its first slot, the gathering of updated weights under
-    // the first forward pass but for that slot.
-    const PerKind& entrance = per_kind[s.shared.kind_of[first]];
-    if (problem.runtime.reduce_once) optimizer.back() += problem.runtime.overlap_reduce ? std::max(entrance.reduce, once_reduce - passes50.backward.back()) : once_reduce;
-    if (problem.runtime.distributed_optimizer) optimizer.back() += problem.runtime.overlap_gather ? std::max(entrance.gather, once_gather - passes50.forward.back()) : once_gather;
+    // the first forward pass but for that slot. What hides lends from the pass.
+    const SlotCollectives& entrance = per_kind[s.shared.kind_of[first]].weights;
+    if (problem.runtime.reduce_once) optimizer.back() += problem.runtime.overlap_reduce ? once.reduce_waited(entrance, passes50.backward.back()) : once.reduce;
+    if (problem.runtime.distributed_optimizer) optimizer.back() += problem.runtime.overlap_gather ? once.gather_waited(entrance, passes50.forward.back()) : once.gather;
   }
   out.memory.host = host50;
   out.memory_p95.host = host95;

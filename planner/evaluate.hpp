@@ -39,7 +39,7 @@ struct PricedKind {
   double more = 1;
   BlockTime time50, time95;
   PassSpread forward_spread, backward_spread, weight_spread;
-  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, where links are shared
+  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, compute among them, where links and multiprocessors are shared
 };
 
 /// What is kept for backward where the hottest rank of a stage holds `factor` times the balanced rows.
@@ -55,7 +55,7 @@ struct PricedKind {
 class Evaluator {
  public:
   /// `only_ep`: the expert degree of all plans that will be priced, where it is one. `contention`: whether passes and the weights that are gathered and
-  /// reduced beside them share links (sim/cost/contention.hpp), or each has them to itself.
+  /// reduced beside them share links and multiprocessors (sim/cost/contention.hpp), or each has them to itself.
   explicit Evaluator(const Problem& problem, bool full_attention_flops, std::optional<int> only_ep = {}, bool contention = true);
   ~Evaluator();
   Evaluator(const Evaluator&) = delete;

@@ -38,7 +38,7 @@ struct Evaluator::Shared {
   std::vector<bool> plain;               ///< per kind: without routed experts
   ExpertPrices experts{problem, prices};   ///< of calls, remembered
   PlanClocks clocks{problem, prices};
-  bool contention = true;                ///< passes and the weights beside them share links
+  bool contention = true;                ///< passes and the weights beside them share links and multiprocessors
   Ports ports{problem.cluster};
   mutable std::mutex mutex{};            ///< of what follows; each entry is filled once, by the first group that asks
   mutable std::map<KeptKey, std::vector<std::int64_t>> kept{}, kept_lately{};   ///< per kind, bytes at the balanced load; a search moves the second into the first between rounds, so that who reads it does not depend on threads
@@ -58,7 +58,7 @@ void load_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& pl
 [[nodiscard]] Block block_at(const PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, std::size_t id, double scale);
 /// Seconds of a forward pass beside a backward pass, both at `scale`.
 [[nodiscard]] double pair_seconds(const Block& forward, const Block& backward, const Evaluator::Shared& shared, const Plan& plan, double scale);
-/// What links shared with the gathers and reductions beside it add to the passes of a timed kind.
+/// What the gathers and reductions beside it add to the passes of a timed kind.
 [[nodiscard]] SlotDelays delays_of(const Evaluator::Shared& shared, const Plan& plan, const PricedKind& kind, const SlotSharding& cut);
 /// Prices it, once held.
 void time_kind(PricedKind& kind, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& band, std::size_t id);

@@ -169,13 +169,13 @@ class Draws {
       if (!k.routed && factor != 1.0) continue;
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
       const PriceCall loaded = [&](const BlockNode& n) { return price(n, factor); };
-      k.time.push_back(block_time(k.blocks.back(), prices_, loaded));
+      k.time.push_back(block_time(k.blocks.back(), prices_, loaded, lent_to(links_, plan_.parallelism)));
       k.bytes.add(block_memory(k.blocks.back(), problem_.runtime, as_served));
     }
     return k;
   }
 
-  /// What links shared with gathers and reductions add to a kind's passes.
+  /// What gathers and reductions beside them add to a kind's passes.
   [[nodiscard]] SlotDelays late(const KindCurve& k, const SlotSharding& cut) const {
     const Block& block = k.blocks[k.routed ? 1 : 0];
     const BlockTime& took = k.time[k.routed ? 1 : 0];
@@ -208,12 +208,9 @@ class Draws {
           const Block& block = k.blocks[k.routed ? 1 : 0];
           const SlotSharding cut = slot_sharding(block, problem_, plan_);
           const StateBytes own = state_bytes(block, problem_, plan_);
-          const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
-          s.gather.push_back(copied(cut.host_fetch) + collective(Collective::all_gather, Group::data_shard, cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, cut.expert_gather));
-          s.reduce.push_back(collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce) +
-                             collective(Collective::all_reduce, Group::data_replicate, share(cut.dense_reduce, par.dp_shard * par.cp)) +
-                             collective(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce) +
-                             collective(Collective::all_reduce, Group::expert_data_replicate, share(cut.expert_reduce, par.expert_shard)));
+          const SlotCollectives moved = slot_collectives(links_, par, cut);
+          s.gather.push_back(copied(cut.host_fetch) + moved.gather);
+          s.reduce.push_back(moved.reduce);
           s.late.push_back(late(k, cut));
           s.kinds.push_back(&k);
           s.moe.push_back(k.routed ? routing_.moe_of[index(layer)] : -1);
@@ -322,7 +319,7 @@ class Draws {
       const auto factor = [&](std::int32_t slot, std::int32_t j) { return s.moe[index(slot)] < 0 ? 1.0 : busiest[index(s.moe[index(slot)] * distinct_ + j % distinct_)]; };
       now = turn_time(
           s.issued[k], [&](const Instance& x) { return pass(s, x, factor); }, [&](std::int32_t slot) { return s.gather[index(slot)]; },
-          [&](std::int32_t slot) { return s.reduce[index(slot)]; }, [&](const Instance& x, bool gathered) { return late_of(s.late[index(x.slot)], x.phase, gathered && plan_.prefetch > 0); });
+          [&](std::int32_t slot) { return s.reduce[index(slot)]; }, [&](const Instance& x, double took, Gathered gathered) { return late_of(x, [&](std::int32_t slot) -> const SlotDelays& { return s.late[index(slot)]; }, took, gathered, plan_.prefetch > 0); });
       return now;
     });
   }
@@ -362,7 +359,7 @@ class Draws {
           const double skew = f.routed || b.routed ? kFactors[i] : 1.0;
           const Block both = side_by_side(f.blocks[f.routed ? i : 0], b.blocks[b.routed ? i : 0]);
           const PriceCall loaded = [&](const BlockNode& n) { return price(n, skew); };
-          it->second.push_back(block_time(both, prices_, loaded).forward);
+          it->second.push_back(block_time(both, prices_, loaded, lent_to(links_, plan_.parallelism)).forward);
         }
       }
   }

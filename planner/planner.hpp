@@ -62,8 +62,8 @@ struct Answer {
 /// Whether any candidate fits in memory; no time is priced. Throws as `plan` does for pins.
 [[nodiscard]] bool anything_fits(const Problem& problem, const SearchOptions& options);
 
-/// Prices one plan as given. `contention`: whether its exchanges and the weights that are gathered and reduced beside them share links
-/// (sim/cost/contention.hpp), or each has them to itself.
+/// Prices one plan as given. `contention`: whether its exchanges, its compute and the weights that are gathered and reduced beside them share links and
+/// multiprocessors (sim/cost/contention.hpp), or each has them to itself.
 [[nodiscard]] Forecast forecast(const Problem& problem, const Plan& plan, bool full_attention_flops = false, bool contention = true);
 
 /// A plan file: format, problem (model config, cluster, workload, load, runtime, profile included), plan, forecast.

@@ -63,6 +63,7 @@ struct Setting {
     if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return links.price(*comm, group_shape(comm->group, plan.parallelism), skew);
     return shared.links.host_wait(group_shape(Group::expert, plan.parallelism));
   }
+  [[nodiscard]] LentTo lent() const { return shared.contention ? lent_to(links, plan.parallelism) : LentTo{}; }
   /// A runtime's own copies of rows are not among what follows the load.
   [[nodiscard]] std::optional<RoutedRows> rows(const Block& block) const { return shared.problem.runtime.kept.empty() ? routed_rows(block) : std::nullopt; }
 
@@ -130,7 +131,7 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   }
   std::vector<std::pair<std::size_t, Estimate>> seen;   // forward first
   const auto copied = copied_bytes(k.block, shared.problem.runtime);   // views do not move between loads
-  k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step, copied)).second; });
+  k.time50 = block_time(k.block, [&](const BlockNode& n) { return seen.emplace_back(error_group(n), setting.price(n, load.p50.step, copied)).second; }, setting.lent());
   const std::span<const std::pair<std::size_t, Estimate>> priced(seen);
   k.forward_spread = spread_of(priced.first(k.block.forward.size()));
   k.backward_spread = spread_of(priced.subspan(k.block.forward.size(), k.block.backward.size()));
@@ -156,7 +157,7 @@ void time_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
     k.time95 = block_time(b, [&](const BlockNode& n) {
       const std::size_t i = at++;
       return again[i] || std::holds_alternative<CommCall>(n.call) ? setting.price(n, load.p95.step, copied) : seen[i].second;
-    });
+    }, setting.lent());
   });
 }
 
@@ -177,7 +178,7 @@ double pair_seconds(const Block& forward, const Block& backward, const Evaluator
   const Setting setting{shared, plan, 0};
   const Block both = side_by_side(forward, backward);
   const auto copied = copied_bytes(both, shared.problem.runtime);
-  return block_time(both, [&](const BlockNode& n) { return setting.price(n, scale, copied); }).forward.total.value;
+  return block_time(both, [&](const BlockNode& n) { return setting.price(n, scale, copied); }, setting.lent()).forward.total.value;
 }
 
 }  // namespace moeplan

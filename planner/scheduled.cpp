@@ -28,8 +28,8 @@ struct SlotTime {
 /// One load level of one stage.
 class StageClock {
  public:
-  StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price, const Prices& prices)
-      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price), prices_(prices), ahead_(plan.prefetch > 0) {}
+  StageClock(const Plan& plan, std::vector<SlotTime> slots, std::vector<IssueSlot> issue, std::vector<IssueChunk> chunks, const PriceCall& price, const Prices& prices, LentTo lent)
+      : slots_(std::move(slots)), issuer_(plan, std::move(issue), std::move(chunks)), price_(price), prices_(prices), lent_(std::move(lent)), ahead_(plan.prefetch > 0) {}
 
   const TurnTime& time(const Turn& t) {
     const auto [it, fresh] = known_.try_emplace({t.kind, t.chunk, t.forward_chunk, issuer_.gathered()});
@@ -46,7 +46,7 @@ class StageClock {
   const PassTime& pair(std::int32_t f, std::int32_t b) {
     const Block *forward = slots_[index(f)].block, *backward = slots_[index(b)].block;
     const auto [it, fresh] = pairs_.try_emplace({forward, backward});
-    if (fresh) it->second = block_time(side_by_side(*forward, *backward), prices_, price_).forward;
+    if (fresh) it->second = block_time(side_by_side(*forward, *backward), prices_, price_, lent_).forward;
     return it->second;
   }
 
@@ -58,13 +58,14 @@ class StageClock {
           return x.phase == Phase::forward_backward ? pair(x.forward_slot, x.slot) : x.phase == Phase::forward ? t.forward : x.phase == Phase::backward ? t.backward : t.weight_backward;
         },
         [&](std::int32_t s) { return slots_[index(s)].gather; }, [&](std::int32_t s) { return slots_[index(s)].reduce; },
-        [&](const Instance& x, bool gathered) { return late_of(slots_[index(x.slot)].late, x.phase, gathered && ahead_); });
+        [&](const Instance& x, double took, Gathered gathered) { return late_of(x, [&](std::int32_t s) -> const SlotDelays& { return slots_[index(s)].late; }, took, gathered, ahead_); });
   }
 
   std::vector<SlotTime> slots_;
   Issuer issuer_;
   const PriceCall& price_;
   const Prices& prices_;
+  LentTo lent_;
   bool ahead_;
   std::map<std::tuple<Turn::Kind, std::int32_t, std::int32_t, std::vector<bool>>, std::pair<TurnTime, std::vector<bool>>> known_;
   std::map<std::pair<const Block*, const Block*>, PassTime> pairs_;
@@ -77,7 +78,7 @@ struct LoweredKind {
   Block buffers50, buffers95;          ///< of the memory
   std::array<Bytes, kMemoryCategories> kept{}, put_off{};   ///< at the balanced load
   BlockTime took50, took95;
-  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, where links are shared
+  std::vector<Transfer> forward_transfers, backward_transfers;   ///< at the median load, where links and multiprocessors are shared
 };
 
 }  // namespace
@@ -107,8 +108,8 @@ class Scheduled {
       order.push_back(turns(plan_, stage));
       const Stage s = lower_stage(stage);
       for (const IssueChunk& chunk : s.chunks) crossing = std::max(crossing, chunk.entering);
-      at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_, c_.prices);
-      at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_, c_.prices);
+      at50.emplace_back(plan_, s.time50, s.issue, s.chunks, price50_, c_.prices, lent());
+      at95.emplace_back(plan_, s.time95, s.issue, s.chunks, price95_, c_.prices, lent());
       take_memory(s, stage, out);
       const StateBytes& state = s.memory50.state;
       const double stepped = state.trained_elements > 0 ? c_.prices.price(optimizer_call(state, c_.problem.workload.optimizer)).median.value : 0.0;
@@ -135,22 +136,22 @@ class Scheduled {
     std::vector<IssueChunk> chunks;
     ListMemory memory50, memory95;
     std::vector<const LoweredKind*> kinds;
-    std::vector<double> once_gather, once_reduce;
+    std::vector<SlotCollectives> once;
   };
 
   /// What crosses the network once a step: the reduction hides under the last backward pass but for its first slot, the gathering of
   /// updated weights under the first forward pass but for that slot.
   [[nodiscard]] double once_a_step(const Stage& s) const {
     const Runtime& runtime = c_.problem.runtime;
-    double forward = 0, backward = 0, gather = 0, reduce = 0;
+    double forward = 0, backward = 0;
+    SlotCollectives all;
     for (std::size_t i = 0; i < s.kinds.size(); ++i) {
       const BlockTime& t = s.kinds[i]->took50;
       forward += t.forward.total.value;
       backward += t.backward.total.value + t.weight_backward.total.value;
-      gather += s.once_gather[i];
-      reduce += s.once_reduce[i];
+      all += s.once[i];
     }
-    return (runtime.overlap_reduce ? std::max(s.once_reduce.front(), reduce - backward) : reduce) + (runtime.overlap_gather ? std::max(s.once_gather.front(), gather - forward) : gather);
+    return (runtime.overlap_reduce ? all.reduce_waited(s.once.front(), backward) : all.reduce) + (runtime.overlap_gather ? all.gather_waited(s.once.front(), forward) : all.gather);
   }
 
   [[nodiscard]] std::int64_t layers() const { return static_cast<std::int64_t>(c_.problem.model.layers.size()); }
@@ -160,6 +161,7 @@ class Scheduled {
     if (const CommCall* comm = std::get_if<CommCall>(&node.call)) return c_.links.price(*comm, group_shape(comm->group, plan_.parallelism), skew);
     return c_.links.host_wait(group_shape(Group::expert, plan_.parallelism));
   }
+  [[nodiscard]] LentTo lent() const { return c_.ports ? lent_to(c_.links, plan_.parallelism) : LentTo{}; }
   [[nodiscard]] double collective(Collective what, Group group, Bytes payload) const {
     const GroupShape where = group_shape(group, plan_.parallelism);
     if (where.size <= 1 || payload.value <= 0) return 0;
@@ -194,8 +196,8 @@ class Scheduled {
     const BlockMemory balanced = block_memory(lowered(1.0), c_.problem.runtime, plan_);
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
-    k->took50 = block_time(k->time50, c_.prices, price50_);
-    k->took95 = block_time(k->time95, c_.prices, price95_);
+    k->took50 = block_time(k->time50, c_.prices, price50_, lent());
+    k->took95 = block_time(k->time95, c_.prices, price95_, lent());
     const auto moved = [&](const std::vector<BlockNode>& nodes, const PassTime& took) {
       std::vector<double> seconds;
       for (const BlockNode& n : nodes) seconds.push_back(std::holds_alternative<CommCall>(n.call) ? price50_(n).median.value : 0);
@@ -209,7 +211,8 @@ class Scheduled {
   struct Sharding {
     SlotSharding cut;
     StateBytes state;
-    double gather = 0, reduce = 0, once_gather = 0, once_reduce = 0;
+    double gather = 0, reduce = 0;
+    SlotCollectives once{};
     SlotDelays late50{}, late95{};
   };
   const Sharding& sharding(const LoweredKind& k) {
@@ -217,23 +220,20 @@ class Scheduled {
     Sharding& s = it->second;
     if (!fresh) return s;
     const Parallelism& par = plan_.parallelism;
-    const auto share = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
     s.cut = slot_sharding(k.time50, c_.problem, plan_);
     s.state = state_bytes(k.time50, c_.problem, plan_);
     const Runtime& runtime = c_.problem.runtime;
-    const double together = collective(Collective::all_gather, Group::data_shard, s.cut.dense_gather) + collective(Collective::all_gather, Group::expert_data_shard, s.cut.expert_gather);
-    const double summed = collective(Collective::all_reduce, Group::tensor, s.cut.tensor_reduce) + collective(Collective::reduce_scatter, Group::data_shard, s.cut.dense_reduce) +
-                          collective(Collective::all_reduce, Group::data_replicate, share(s.cut.dense_reduce, par.dp_shard * par.cp)) +
-                          collective(Collective::reduce_scatter, Group::expert_data_shard, s.cut.expert_reduce) +
-                          collective(Collective::all_reduce, Group::expert_data_replicate, share(s.cut.expert_reduce, par.expert_shard));
-    (runtime.distributed_optimizer ? s.once_gather : s.gather) = together;
-    (runtime.reduce_once ? s.once_reduce : s.reduce) = summed;
+    const SlotCollectives moved = slot_collectives(c_.links, par, s.cut);
+    (runtime.distributed_optimizer ? s.once.gather : s.gather) = moved.gather;
+    (runtime.reduce_once ? s.once.reduce : s.reduce) = moved.reduce;
+    if (c_.ports && runtime.distributed_optimizer) s.once.gather_lends = moved.gather_lends;
+    if (c_.ports && runtime.reduce_once) s.once.reduce_lends = moved.reduce_lends;
     s.gather += copied(s.cut.host_fetch);
     if (!c_.ports || (k.forward_transfers.empty() && k.backward_transfers.empty())) return s;
     const double forward = k.took50.forward.total.value, backward = k.took50.backward.total.value;
     s.late50 = slot_delays(forward, backward, slot_crossings(runtime, *c_.ports, c_.links, par, s.cut, k.forward_transfers, k.backward_transfers));
     const double more_forward = forward > 0 ? k.took95.forward.total.value / forward : 0, more_backward = backward > 0 ? k.took95.backward.total.value / backward : 0;
-    s.late95 = {s.late50.forward * more_forward, s.late50.backward * more_backward, s.late50.reduced * more_backward};
+    s.late95 = {s.late50.forward * more_forward, s.late50.backward * more_backward, s.late50.reduced * more_backward, s.late50.beside};
     return s;
   }
 
@@ -273,7 +273,7 @@ class Scheduled {
 
   void add_slot(Stage& s, std::int32_t layer, int chunk, const FactorBand& load) {
     const LoweredKind& k = kind(layer);
-    const auto& [cut, state, gather, reduce, once_gather, once_reduce, late50, late95] = sharding(k);
+    const auto& [cut, state, gather, reduce, once, late50, late95] = sharding(k);
     s.kinds.push_back(&k);
     s.time50.push_back({&k.time50, k.took50, gather, reduce, late50});
     s.time95.push_back({&k.time95, k.took95, gather, reduce, late95});
@@ -287,8 +287,7 @@ class Scheduled {
     m95.put_off = grown(k.put_off, k.memory95.put_off, load.p95.saved);
     s.memory50.slots.push_back(std::move(m50));
     s.memory95.slots.push_back(std::move(m95));
-    s.once_gather.push_back(once_gather);
-    s.once_reduce.push_back(once_reduce);
+    s.once.push_back(once);
     s.memory50.state += state;
     s.memory95.state += state;
   }

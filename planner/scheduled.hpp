@@ -3,7 +3,9 @@
 /// and the data lane, then the turns of all stages are played against each other's messages. Peak memory by walking the issued
 /// instances. `pipeline_seconds` and `stage_memory` are the same for 1F1B without the walk; a test holds them equal.
 
+#include <algorithm>
 #include <memory>
+#include <span>
 
 #include "core/spec/forecast.hpp"
 #include "planner/load_factors.hpp"
@@ -23,15 +25,28 @@ struct TurnTime {
   double blocks = 0;          ///< time of blocks; the rest of the duration waits for weights
 };
 
-/// Walks what one turn issues over the compute and the data lane. `pass` gives the time of a pass of blocks, `gather` and `reduce` the
-/// seconds of a slot's collectives, `late` what links shared with them add to a pass but the first (sim/cost/contention.hpp), given whether its
-/// weights were gathered in this turn.
-[[nodiscard]] TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t slot)>& gather,
-                                 const std::function<double(std::int32_t slot)>& reduce, const std::function<double(const Instance&, bool gathered)>& late = {});
+/// Slots whose weights were gathered in a turn.
+using Gathered = std::span<const std::int32_t>;
 
-/// Of a slot's delays the one of a pass, beside gathers or none.
-[[nodiscard]] inline double late_of(const SlotDelays& late, Phase phase, bool gathers) {
-  return phase == Phase::forward ? (gathers ? late.forward : 0) : phase == Phase::backward ? (gathers ? late.backward : late.reduced) : 0;
+/// Walks what one turn issues over the compute and the data lane. `pass` gives the time of a pass of blocks, `gather` and `reduce` the
+/// seconds of a slot's collectives, `late` what they cost a pass but the first beside it (sim/cost/contention.hpp).
+[[nodiscard]] TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t slot)>& gather,
+                                 const std::function<double(std::int32_t slot)>& reduce, const std::function<double(const Instance&, double took, Gathered)>& late = {});
+
+/// Of the delays of slots, `late(slot)`, those of a pass that takes `took` seconds. `ahead`: gathers run beside passes.
+template <class Late>
+[[nodiscard]] double late_of(const Instance& x, const Late& late, double took, Gathered gathered, bool ahead) {
+  const auto beside = [&](std::int32_t slot) { return ahead && std::find(gathered.begin(), gathered.end(), slot) != gathered.end(); };
+  switch (x.phase) {
+    case Phase::forward: return beside(x.slot) ? late(x.slot).forward : 0;
+    case Phase::backward: return beside(x.slot) ? late(x.slot).backward : late(x.slot).reduced;
+    case Phase::forward_backward: {
+      const SlotCollectives &f = late(x.forward_slot).beside, &b = late(x.slot).beside;
+      const double goes = x.forward_slot != x.slot && beside(x.forward_slot) ? 1 : 0, comes = beside(x.slot) ? 1 : 0;
+      return paired_delay(took, goes * f.gather + comes * b.gather + b.reduce, goes * f.gather_lends + comes * b.gather_lends + b.reduce_lends);
+    }
+    default: return 0;
+  }
 }
 
 /// Step time from every stage's turns. `time(stage, position)` is asked once per turn, in order within a stage. `exchange`: of one
@@ -46,7 +61,7 @@ struct ScheduledContext {
   const Prices& prices;
   const Links& links;
   const LoadFactors& load;
-  const Ports* ports = nullptr;   ///< where links are shared
+  const Ports* ports = nullptr;   ///< where links and multiprocessors are shared
 };
 
 /// Layer kinds as schedules other than 1F1B see them, lowered and priced.

@@ -293,9 +293,15 @@ Four GroupScorer::after_passes(const Choice& c) {
     Four t = stepped[i];
     if (once) {
       const std::size_t entrance = s.split.stages[i].kinds.front();
-      const Four gather = dense.stage_gather[i] + expert.stage_gather[i], reduce = dense.stage_reduce[i] + expert.stage_reduce[i];
-      t += runtime.overlap_reduce ? max(dense.prices->once_reduce[entrance] + expert.prices->once_reduce[entrance], reduce - at_median(stages_[i].backward)) : reduce;
-      t += runtime.overlap_gather ? max(dense.prices->once_gather[entrance] + expert.prices->once_gather[entrance], gather - at_median(stages_[i].forward)) : gather;
+      const auto both = [&](std::vector<Four> ShardEntry::*all) { return (dense.*all)[i] + (expert.*all)[i]; };
+      const auto first = [&](std::vector<Four> ShardPrices::*each) { return ((*dense.prices).*each)[entrance] + ((*expert.prices).*each)[entrance]; };
+      // As SlotCollectives::reduce_waited.
+      const auto waited = [&](const Four& all, const Four& lends, const Four& pass, std::vector<Four> ShardPrices::*each, std::vector<Four> ShardPrices::*each_lends) {
+        return max(first(each) + lends - first(each_lends), all - at_median(pass));
+      };
+      const Four gather = both(&ShardEntry::stage_gather), reduce = both(&ShardEntry::stage_reduce);
+      t += runtime.overlap_reduce ? waited(reduce, both(&ShardEntry::stage_reduce_lends), stages_[i].backward, &ShardPrices::once_reduce, &ShardPrices::once_reduce_lends) : reduce;
+      t += runtime.overlap_gather ? waited(gather, both(&ShardEntry::stage_gather_lends), stages_[i].forward, &ShardPrices::once_gather, &ShardPrices::once_gather_lends) : gather;
     }
     slowest = max(slowest, t);
   }

@@ -112,7 +112,7 @@ class GroupScorer {
     std::vector<std::vector<TurnChunk>> chunks;
     std::vector<std::optional<PassSums>> sums;                ///< per class, where its runs are many
     std::vector<std::vector<std::pair<std::size_t, double>>> counts;   ///< per class: slots of each kind that moves anything
-    std::vector<std::vector<SlotDelays>> late;                ///< dense x expert, once asked for: per class, what links shared with the weights add to its passes
+    std::vector<std::vector<SlotDelays>> late;                ///< dense x expert, once asked for: per class, what the weights beside them add to its passes
     std::vector<Load> loads;                                  ///< per stage
     std::optional<std::array<std::size_t, 2>> loads_of;       ///< dense, expert: whose gathers they have
     bool ready = false, timed = false;
@@ -202,7 +202,7 @@ class GroupScorer {
   mutable std::int64_t runtime_bytes_ = 0;
   std::map<const ShardPrices*, std::vector<SlotCrossings>> crossings_;   ///< per kind, of either half
   std::vector<SlotDelays> delays_;                          ///< per kind; empty where nothing meets
-  bool moves_ = false;                                      ///< some kind's passes move anything
+  bool moves_ = false;                                      ///< some kind's passes move or compute anything, as contention sees it
   PipelineRoom room_;
   OptimizerPrices optimizer_;
   std::vector<TurnKind> turn_kinds_;

@@ -1,4 +1,4 @@
-/// What links shared with gathers and reductions add to a candidate's passes (sim/cost/contention.hpp).
+/// What gathers and reductions beside them add to a candidate's passes (sim/cost/contention.hpp).
 
 #include "planner/scorer.hpp"
 
@@ -12,7 +12,7 @@ const std::vector<SlotCrossings>& GroupScorer::crossings(const ShardPrices& pric
   return known;
 }
 
-/// What links shared with a layout's gathers and reductions add to each kind's passes; empty where that is nothing.
+/// What a layout's gathers and reductions add to each kind's passes; empty where that is nothing.
 const std::vector<SlotDelays>& GroupScorer::delays(const Choice& c) {
   const ShardPrices &dense = *table_.stages[c.stages].dense[c.dense].prices, &expert = *table_.stages[c.stages].expert[c.expert].prices;
   if (delays_of_ == Halves{&dense, &expert}) return delays_;

@@ -76,6 +76,7 @@ void GroupScorer::turn_kinds(const Choice& c) {
     for (std::size_t k = 0; k < late.size(); ++k) {
       turn_kinds_[k].late_forward = lanes(kinds_[k].forward, late[k].forward);
       turn_kinds_[k].late_backward = lanes(kinds_[k].backward, late[k].backward), turn_kinds_[k].late_reduced = lanes(kinds_[k].backward, late[k].reduced);
+      turn_kinds_[k].beside = late[k].beside;
     }
   }
   pair_of_ = [this](std::size_t f, std::size_t b, PairPart part) -> const PairPrice& { return pair(f, b, part); };

@@ -32,6 +32,7 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
     if (where.size <= 1 || payload.value == 0) return {};
     return four(shared.links.price(CommCall{.collective = c, .group = g, .payload = payload}, where, 1.0));
   };
+  const auto lent = [&](Collective c, Group g) { return shared.contention ? shared.links.lent({.collective = c, .group = g}, group_shape(g, par)) : 0.0; };
   const auto moved = [&](Collective c, Group g, Bytes payload) { return transfer({.collective = c, .group = g, .payload = payload}, shared.links, par); };
   const int degree = expert ? par.expert_shard : par.dp_shard * par.cp;
   ShardPrices out;
@@ -45,24 +46,26 @@ ShardPrices prices(const Evaluator::Shared& shared, const std::vector<Block>& we
     const Moved what{gathered, cut.tensor_reduce, reduced};
     const auto known = static_cast<std::size_t>(std::find(priced.begin(), priced.end(), what) - priced.begin());
     if (known < priced.size()) {
-      for (std::vector<Four>* list : {&out.gather, &out.reduce, &out.once_gather, &out.once_reduce}) list->push_back(Four{(*list)[known]});
+      for (std::vector<Four>* list : {&out.gather, &out.reduce, &out.once_gather, &out.once_reduce, &out.once_gather_lends, &out.once_reduce_lends}) list->push_back(Four{(*list)[known]});
       out.gathers.push_back(Transfer{out.gathers[known]});
       out.reductions.push_back(std::array<Transfer, 3>{out.reductions[known]});
     } else {
       const Bytes rest{reduced.value / std::max(1, degree)};
-      const Four together = collective(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, gathered);
-      const Four summed = collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce) +
-                          collective(Collective::reduce_scatter, expert ? Group::expert_data_shard : Group::data_shard, reduced) +
-                          collective(Collective::all_reduce, expert ? Group::expert_data_replicate : Group::data_replicate, rest);
+      const Group shard = expert ? Group::expert_data_shard : Group::data_shard, replicate = expert ? Group::expert_data_replicate : Group::data_replicate;
+      const Four together = collective(Collective::all_gather, shard, gathered);
+      const Four over_tensor = collective(Collective::all_reduce, Group::tensor, cut.tensor_reduce), over_shard = collective(Collective::reduce_scatter, shard, reduced),
+                 over_replicas = collective(Collective::all_reduce, replicate, rest);
+      const Four summed = over_tensor + over_shard + over_replicas;
       out.gather.push_back(runtime.distributed_optimizer ? Four{} : together);
       out.once_gather.push_back(runtime.distributed_optimizer ? together : Four{});
       out.reduce.push_back(runtime.reduce_once ? Four{} : summed);
       out.once_reduce.push_back(runtime.reduce_once ? summed : Four{});
-      out.gathers.push_back(runtime.distributed_optimizer || !shared.contention ? Transfer{} : moved(Collective::all_gather, expert ? Group::expert_data_shard : Group::data_shard, gathered));
+      out.once_gather_lends.push_back(out.once_gather.back() * lent(Collective::all_gather, shard));
+      out.once_reduce_lends.push_back(!runtime.reduce_once ? Four{} : over_tensor * lent(Collective::all_reduce, Group::tensor) + over_shard * lent(Collective::reduce_scatter, shard) + over_replicas * lent(Collective::all_reduce, replicate));
+      out.gathers.push_back(runtime.distributed_optimizer || !shared.contention ? Transfer{} : moved(Collective::all_gather, shard, gathered));
       out.reductions.emplace_back();
       if (!runtime.reduce_once && shared.contention)
-        out.reductions.back() = {moved(Collective::all_reduce, Group::tensor, cut.tensor_reduce), moved(Collective::reduce_scatter, expert ? Group::expert_data_shard : Group::data_shard, reduced),
-                                 moved(Collective::all_reduce, expert ? Group::expert_data_replicate : Group::data_replicate, rest)};
+        out.reductions.back() = {moved(Collective::all_reduce, Group::tensor, cut.tensor_reduce), moved(Collective::reduce_scatter, shard, reduced), moved(Collective::all_reduce, replicate, rest)};
     }
     priced.push_back(what);
     out.reduces.push_back(cut.reduces());
@@ -97,7 +100,8 @@ ShardEntry entry(const StageSplit& split, std::shared_ptr<const ShardPrices> pri
   out.stage_orthogonal.assign(stages, 0);
   out.stage_host.assign(stages, 0);
   out.stage_host_optimizer.assign(stages, 0);
-  if (once) out.stage_gather.assign(stages, {}), out.stage_reduce.assign(stages, {});
+  if (once)
+    for (std::vector<Four>* list : {&out.stage_gather, &out.stage_reduce, &out.stage_gather_lends, &out.stage_reduce_lends}) list->assign(stages, {});
   for (std::size_t s = 0; s < stages; ++s) {
     for (std::size_t kind = 0; kind < prices->states.size(); ++kind) {
       const std::int64_t n = split.stages[s].count[kind];
@@ -112,6 +116,8 @@ ShardEntry entry(const StageSplit& split, std::shared_ptr<const ShardPrices> pri
       if (!once) continue;
       out.stage_gather[s] += prices->once_gather[kind] * times;
       out.stage_reduce[s] += prices->once_reduce[kind] * times;
+      out.stage_gather_lends[s] += prices->once_gather_lends[kind] * times;
+      out.stage_reduce_lends[s] += prices->once_reduce_lends[kind] * times;
     }
   }
   if (stages > 0) {

@@ -14,6 +14,7 @@ namespace moeplan {
 struct ShardPrices {
   std::vector<Four> gather, reduce;             ///< seconds a pass
   std::vector<Four> once_gather, once_reduce;   ///< seconds that cross the network once a step instead
+  std::vector<Four> once_gather_lends, once_reduce_lends;   ///< the same times the share of the multiprocessors that each call holds
   std::vector<Transfer> gathers;                ///< of `gather` and `reduce` at the median, with their bytes
   std::vector<std::array<Transfer, 3>> reductions;
   std::vector<std::int64_t> host_fetch;         ///< bytes a pass that come from the host, in one copy with the other half's
@@ -30,7 +31,7 @@ struct ShardEntry {
   int shard = 1;                           ///< dp_shard, or expert_shard
   bool gathers = false;                    ///< weights are cut over more than one rank, or come from the host
   std::shared_ptr<const ShardPrices> prices;
-  std::vector<Four> stage_gather, stage_reduce; ///< sums per stage of what crosses once a step
+  std::vector<Four> stage_gather, stage_reduce, stage_gather_lends, stage_reduce_lends; ///< sums per stage of what crosses once a step
   std::vector<std::int64_t> stage_states;  ///< bytes per stage that stay
   std::vector<std::int64_t> stage_staged;  ///< and of the buffer that gradients pass through
   std::vector<std::int64_t> stage_host;    ///< bytes per stage that stay in host memory

@@ -27,7 +27,7 @@ Simulation simulate(const Problem& problem, const Plan& plan, const SimulationOp
     ranks[static_cast<std::size_t>(*options.straggler / par.stage_ranks())].slowdown = options.straggler_slowdown;
   }
   out.job = make_job(ranks, par);
-  out.played = play(out.job, {.cluster = options.contention ? &problem.cluster : nullptr, .interference = options.interference, .host_launch = to_picoseconds(options.host_launch)});
+  out.played = play(out.job, {.cluster = options.contention ? &problem.cluster : nullptr, .interference = options.contention || options.interference, .host_launch = to_picoseconds(options.host_launch)});
   out.critical = critical_path(out.job, out.played);
   out.idle = idle_time(out.job, out.played);
   return out;

@@ -9,8 +9,8 @@
 namespace moeplan {
 
 struct SimulationOptions {
-  bool contention = true;                  ///< transfers share links; without, each has its links to itself, as the planner assumes
-  bool interference = false;               ///< communication and compute of a device slow each other
+  bool contention = true;                  ///< transfers share links and hold multiprocessors beside compute; without, each and compute have theirs to themselves
+  bool interference = false;               ///< they share the memory's bandwidth too, and compute slows exchanges
   Seconds host_launch{};                   ///< of each call
   std::optional<std::int64_t> straggler = {};   ///< a rank whose compute is slower; its stage waits for it at every exchange and collective
   double straggler_slowdown = 1;

@@ -40,8 +40,15 @@ struct StageTurns::Clock {
   }
   void weight(std::int32_t s) { main += of.kind(s).weight; }
   void both(const TurnChunk&, std::int32_t f, const TurnChunk&, std::int32_t b) {
+    const Four& both = of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind, PairPart::seconds).seconds;
+    if (!first) {
+      const SlotCollectives &goes = of.kind(f).beside, &comes = of.kind(b).beside;
+      const double fs = f != b && beside_gathers(f) ? 1 : 0, bs = beside_gathers(b) ? 1 : 0;
+      const double moved = fs * goes.gather + bs * comes.gather + comes.reduce, lends = fs * goes.gather_lends + bs * comes.gather_lends + comes.reduce_lends;
+      for (std::size_t l = 0; l < both.v.size(); ++l) late.v[l] += paired_delay(both.v[l], moved, lends);
+    }
     main = max(main, of.ready_[at(f)]);
-    run(b, of.pair_(of.slots_[at(f)].kind, of.slots_[at(b)].kind, PairPart::seconds).seconds);
+    run(b, both);
   }
   void reduce(std::int32_t s) {
     if (const Four& r = of.kind(s).reduce; r.v[0] > 0) lane = reduced = max(lane, main) + r;

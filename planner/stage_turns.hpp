@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "planner/lanes.hpp"
+#include "sim/cost/contention.hpp"
 #include "sim/program/schedules/schedule.hpp"
 
 namespace moeplan {
@@ -22,7 +23,8 @@ using TwoLoads = std::array<std::int64_t, 2>;
 struct TurnKind {
   Four forward, backward, weight;            ///< seconds of its passes
   Four gather, reduce;                       ///< of its collectives, each pass
-  Four late_forward{}, late_backward{}, late_reduced{};   ///< added by links shared with them (SlotDelays of sim/cost/contention.hpp)
+  Four late_forward{}, late_backward{}, late_reduced{};   ///< that these add (SlotDelays of sim/cost/contention.hpp)
+  SlotCollectives beside{};                  ///< of SlotDelays
   bool gathers = false, reduces = false;     ///< something is gathered, summed
   bool has_backward = true, has_weight = false;
   TwoLoads forward_peak{}, backward_peak{}, weight_peak{};   ///< transient bytes

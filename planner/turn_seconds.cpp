@@ -10,7 +10,7 @@ namespace moeplan {
 static std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTime(const Instance&)>& pass, const std::function<double(std::int32_t)>& gather,
-                   const std::function<double(std::int32_t)>& reduce, const std::function<double(const Instance&, bool)>& late) {
+                   const std::function<double(std::int32_t)>& reduce, const std::function<double(const Instance&, double, Gathered)>& late) {
   TurnTime out;
   double behind = 0;
   std::vector<std::int32_t> gathered;
@@ -32,7 +32,7 @@ TurnTime turn_time(std::span<const Instance> issued, const std::function<PassTim
         break;
       case Phase::forward: case Phase::backward: case Phase::weight_backward: case Phase::forward_backward: {
         const PassTime took = pass(x);
-        if (late && main > 0) behind += late(x, std::find(gathered.begin(), gathered.end(), x.slot) != gathered.end());
+        if (late && main > 0) behind += late(x, took.total.value, gathered);
         done[i] = main = std::max(main, ready) + took.total.value;
         out.blocks += took.total.value;
         out.exposed += took.exposed.value;

@@ -6,7 +6,6 @@
 
 #include "planner/planner.hpp"
 #include "sim/cost/collectives.hpp"
-#include "sim/engine/interference.hpp"
 #include "sim/memory/replay.hpp"
 
 namespace moeplan::validation {
@@ -117,30 +116,31 @@ double collective(const Case& c, Collective kind, double bytes) {
       .median.value;
 }
 
-/// Where FSDP gathers a layer's weights only after the backward pass of the one before (BACKWARD_POST) nothing hides
-/// that gather: the device waits for all weights once a micro-batch.
-double gathers_after_backward(const Case& c, const Stages& s) {
-  if (!c.problem.runtime.traffic.contains("gathers_after_backward")) return 0;
-  return static_cast<double>(c.plan.micro_batches) * collective(c, Collective::all_gather, s.gathered);
+/// Share of the multiprocessors that a collective over the ranks that share the weights holds.
+double lent(const Case& c, Collective kind) {
+  const Links links(c.problem.cluster, c.problem.runtime, {}, c.problem.profile);
+  const Parallelism& p = c.plan.parallelism;
+  const std::int64_t ranks = static_cast<std::int64_t>(p.dp_shard) * (kind == Collective::all_reduce ? p.dp_replicate : 1);
+  return links.lent({.collective = kind}, {ranks, static_cast<std::int64_t>(p.tp) * p.cp});
 }
 
-/// Collectives that run under compute hold multiprocessors, and the products beside them have the others
-/// (sim/engine/interference.hpp): their time times that share.
-double multiprocessors_lent(const Case& c, const Stages& s) {
-  const DeviceSpec& device = c.problem.cluster.device;
+/// Where FSDP gathers a layer's weights only after the backward pass of the one before (BACKWARD_POST) nothing hides
+/// that gather: the device waits for all weights once a micro-batch, and lends it no multiprocessors, as the forecast
+/// has it.
+double gathers_after_backward(const Case& c, const Stages& s) {
+  if (!c.problem.runtime.traffic.contains("gathers_after_backward")) return 0;
+  return static_cast<double>(c.plan.micro_batches) * collective(c, Collective::all_gather, s.gathered) *
+         (1 - lent(c, Collective::all_gather));
+}
+
+/// Gradients that are summed over all data ranks, where the forecast has them scattered, hold multiprocessors for longer.
+double reduces_to_all(const Case& c, const Stages& s) {
   const Runtime& runtime = c.problem.runtime;
-  if (device.multiprocessors <= 0) return 0;
-  const double gather = collective(c, Collective::all_gather, runtime.distributed_optimizer ? s.weights : s.gathered);
-  const bool to_all = runtime.traffic.contains("reduces_to_all");
-  const double reduce = collective(c, to_all ? Collective::all_reduce : Collective::reduce_scatter,
-                                   s.weights * (runtime.reduce == DType::f32 ? 2 : 1));
-  double hidden = 0;
-  if (runtime.distributed_optimizer)
-    hidden = runtime.overlap_gather * gather + runtime.overlap_reduce * reduce;
-  else
-    hidden = static_cast<double>(c.plan.micro_batches) *
-             (gather * (runtime.traffic.contains("gathers_after_backward") ? 1 : 2) + reduce);
-  return hidden * multiprocessors_of(Collective::all_gather, device.generation) / device.multiprocessors;
+  if (!runtime.traffic.contains("reduces_to_all") || !runtime.overlap_reduce) return 0;
+  const auto lends = [&](Collective kind) {
+    return collective(c, kind, s.weights * (runtime.reduce == DType::f32 ? 2 : 1)) * lent(c, kind);
+  };
+  return std::max(0.0, lends(Collective::all_reduce) - lends(Collective::reduce_scatter));
 }
 
 /// FSDP lets the host be two of its units ahead of the device (limit_all_gathers), and PEFT's wrapping makes a unit of
@@ -186,7 +186,7 @@ Prediction predict(const Case& said, const Words& words) {
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) +
-          gathers_after_backward(c, stages) + multiprocessors_lent(c, stages) + pairs_apart(c, stages);
+          gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   const double host = stages.host.all * passes;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "sim/cost/channels.hpp"
 
 namespace moeplan {
 namespace {
@@ -68,15 +69,16 @@ std::string sampled_as(Collective collective) {
 
 Links::Links(const ClusterSpec& cluster, const Runtime& runtime, const ExpertPlaces& places, const DeviceProfile& profile)
     : places_(places), deduplicated_(runtime.deduplicated_dispatch), orders_rows_(runtime.own_kernels), launch_(runtime.launch_overhead.value), host_rate_(cluster.device.host_link.value * kHostLinkShare),
-      memory_rate_(cluster.device.memory_bandwidth.value * cluster.device.achieved_bandwidth) {
+      memory_rate_(cluster.device.memory_bandwidth.value * cluster.device.achieved_bandwidth), multiprocessors_(static_cast<double>(cluster.device.multiprocessors)) {
   if (profile.device.name == cluster.device.name)
     if (LinkSamples samples(profile); !samples.empty()) samples_ = std::make_shared<const LinkSamples>(std::move(samples));
   if (cluster.tiers.empty() || cluster.tiers.size() > kMaxTiers)
     throw InputError(cluster.name + ": tiers", fmt::format("{} tiers", cluster.tiers.size()), fmt::format("give 1 to {}", kMaxTiers));
   for (const LinkTier& t : cluster.tiers) {
     const double b = t.bandwidth.value;
+    const Channels channels = nccl_channels(cluster, tiers_);
     tier_[tiers_++] = {t.kind, t.span == 0 ? 1e9 : static_cast<double>(t.span), b, b * t.efficiency, b * t.all_to_all_efficiency, b * t.in_network_reduction,
-                       t.latency.value, t.dispatch_latency.value};
+                       t.latency.value, t.dispatch_latency.value, channels.collectives, channels.sends};
   }
 }
 
@@ -91,6 +93,24 @@ std::array<double, kMaxTiers> Links::members(GroupShape group) const {
   std::array<double, kMaxTiers> m{};
   for (std::size_t t = 0; t < tiers_; ++t) m[t] = t + 1 == tiers_ ? n : std::clamp(std::floor(tier_[t].span / stride), 1.0, n);
   return m;
+}
+
+double Links::lent(const CommCall& call, GroupShape group) const {
+  if (group.size <= 1 || multiprocessors_ <= 0 || is_host_copy(call.collective)) return 0;
+  const auto m = members(group);
+  std::size_t outermost = 0;
+  while (outermost + 1 < tiers_ && m[outermost] < static_cast<double>(group.size)) ++outermost;
+  const Tier& tier = tier_[outermost];
+  double held = tier.channels;
+  switch (call.collective) {
+    case Collective::dispatch: case Collective::combine: held = deduplicated_ && tier.send_channels > 0 ? kExchangeKernels : tier.send_channels; break;
+    case Collective::all_to_all: held = tier.send_channels; break;
+    case Collective::send_receive: case Collective::state_chain: case Collective::state_scan:
+      held = tier.kind == LinkKind::network ? std::min(kNetworkChannels, tier.send_channels) : tier.send_channels;
+      break;
+    default: break;
+  }
+  return std::min(held / multiprocessors_, kMostLent);
 }
 
 double Links::rate(std::size_t tier, bool exchange) const { return exchange ? tier_[tier].exchange_rate : tier_[tier].collective_rate; }

@@ -31,6 +31,9 @@ using TierBytes = std::array<double, kMaxTiers>;
 /// (H800, EP64: 26 and 34 GB/s against 50-51 isolated; github.com/deepseek-ai/profile-data).
 inline constexpr double kOverlappedExchangeRate = 0.65;
 
+/// Something of a device is left to compute, whatever its calls hold.
+inline constexpr double kMostLent = 0.95;
+
 /// Share of a host link's data-sheet rate that large copies from pinned memory reach: 55 of 63 GB/s of PCIe 5.0 x16, one direction
 /// (protocol overhead of 128-byte payloads leaves 0.87-0.9). Both directions run at once.
 inline constexpr double kHostLinkShare = 0.87;
@@ -57,6 +60,9 @@ class Links {
   /// Traffic of one call, for contention: flows that share a link add their bytes, they do not overlap freely.
   [[nodiscard]] TierBytes bytes(const CommCall& call, GroupShape group) const;
 
+  /// Share of its multiprocessors that a device lends the kernels of a call while they run, 0 to below 1 (channels.hpp). Copy engines take none.
+  [[nodiscard]] double lent(const CommCall& call, GroupShape group) const;
+
   /// Bytes/s that one device reaches on a tier, for collectives or for expert exchanges.
   [[nodiscard]] double rate(std::size_t tier, bool exchange) const;
 
@@ -67,7 +73,7 @@ class Links {
  private:
   struct Tier {
     LinkKind kind;
-    double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency;
+    double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency, channels, send_channels;
   };
   [[nodiscard]] double collective(Collective op, double payload, GroupShape group) const;
   [[nodiscard]] std::optional<Estimate> measured(const CommCall& call, GroupShape group, double skew) const;
@@ -82,7 +88,7 @@ class Links {
   bool deduplicated_;
   bool orders_rows_;
   double launch_;
-  double host_rate_, memory_rate_;
+  double host_rate_, memory_rate_, multiprocessors_;
   std::shared_ptr<const LinkSamples> samples_;   ///< null without any
 };
 

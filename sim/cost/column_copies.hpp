@@ -8,6 +8,6 @@
 namespace moeplan {
 
 /// `block_time` where `price` answers for calls whose operands lie as their kernels read them.
-[[nodiscard]] BlockTime block_time(const Block& block, const Prices& prices, const PriceCall& price);
+[[nodiscard]] BlockTime block_time(const Block& block, const Prices& prices, const PriceCall& price, const LentTo& lent = {});
 
 }  // namespace moeplan

@@ -51,7 +51,7 @@ Crossing crossing(const Ports& ports, std::span<const Transfer> pass, const Tran
   Crossing out;
   if (lane.seconds <= 0) return out;
   for (const Transfer& e : pass) {
-    const Ports::Speeds s = ports.beside(e, lane);
+    const Ports::Speeds s = e.computes ? Ports::Speeds{1 - lane.lent, 1} : ports.beside(e, lane);
     out.stretch += lane.seconds * e.seconds * (1 / s.first - 1);
     out.drag += lane.seconds * e.seconds * (1 - s.second / s.first);
   }
@@ -59,21 +59,22 @@ Crossing crossing(const Ports& ports, std::span<const Transfer> pass, const Tran
 }
 
 double delay(double pass, double lane, const Crossing& x) {
-  if (lane <= 0 || pass <= 0 || x.stretch + x.drag <= 0) return 0;
+  if (lane <= 0 || pass <= 0 || !x.any()) return 0;
   const double alone = std::max(pass, lane), left = pass - x.drag / lane;
   return std::max(0.0, (lane <= left ? pass + x.stretch / left : lane + (x.stretch + x.drag) / lane) - alone);
 }
 
 SlotCrossings& SlotCrossings::operator+=(const SlotCrossings& other) {
-  gather += other.gather, reduce += other.reduce;
+  weights += other.weights;
   forward += other.forward, backward += other.backward, reduction += other.reduction;
   return *this;
 }
 
 SlotCrossings slot_crossings(const Ports& ports, std::span<const Transfer> forward, std::span<const Transfer> backward, const Transfer& gather, std::span<const Transfer> reductions) {
-  SlotCrossings out{gather.seconds, 0, crossing(ports, forward, gather), crossing(ports, backward, gather), {}};
+  SlotCrossings out{{.gather = gather.seconds, .gather_lends = gather.seconds * gather.lent}, crossing(ports, forward, gather), crossing(ports, backward, gather), {}};
   for (const Transfer& r : reductions) {
-    out.reduce += r.seconds;
+    out.weights.reduce += r.seconds;
+    out.weights.reduce_lends += r.seconds * r.lent;
     out.reduction += crossing(ports, backward, r);
   }
   return out;
@@ -96,13 +97,47 @@ SlotCrossings slot_crossings(const Runtime& runtime, const Ports& ports, const L
 SlotDelays slot_delays(double forward, double backward, const SlotCrossings& x) {
   Crossing both = x.backward;
   both += x.reduction;
-  return {delay(forward, x.gather, x.forward), delay(backward, x.gather + x.reduce, both), delay(backward, x.reduce, x.reduction)};
+  return {delay(forward, x.weights.gather, x.forward), delay(backward, x.weights.gather + x.weights.reduce, both), delay(backward, x.weights.reduce, x.reduction), x.weights};
+}
+
+double paired_delay(double both, double lane, double lends) {
+  if (lane <= 0 || lends <= 0) return 0;
+  const double stretch = lane * both * (lends / (lane - lends));
+  return delay(both, lane, {stretch, -stretch});
+}
+
+LentTo lent_to(const Links& links, const Parallelism& parallelism) {
+  return [&links, parallelism](const CommCall& call) { return links.lent(call, group_shape(call.group, parallelism)); };
+}
+
+SlotCollectives& SlotCollectives::operator+=(const SlotCollectives& other) {
+  gather += other.gather, reduce += other.reduce;
+  gather_lends += other.gather_lends, reduce_lends += other.reduce_lends;
+  return *this;
+}
+
+SlotCollectives slot_collectives(const Links& links, const Parallelism& par, const SlotSharding& cut) {
+  SlotCollectives out;
+  const auto add = [&](Collective c, Group g, Bytes payload) {
+    const Transfer t = transfer({.collective = c, .group = g, .payload = payload}, links, par);
+    (c == Collective::all_gather ? out.gather : out.reduce) += t.seconds;
+    (c == Collective::all_gather ? out.gather_lends : out.reduce_lends) += t.seconds * t.lent;
+  };
+  const auto rest = [](Bytes b, int degree) { return Bytes{b.value / std::max(1, degree)}; };
+  add(Collective::all_gather, Group::data_shard, cut.dense_gather);
+  add(Collective::all_gather, Group::expert_data_shard, cut.expert_gather);
+  add(Collective::all_reduce, Group::tensor, cut.tensor_reduce);
+  add(Collective::reduce_scatter, Group::data_shard, cut.dense_reduce);
+  add(Collective::all_reduce, Group::data_replicate, rest(cut.dense_reduce, par.dp_shard * par.cp));
+  add(Collective::reduce_scatter, Group::expert_data_shard, cut.expert_reduce);
+  add(Collective::all_reduce, Group::expert_data_replicate, rest(cut.expert_reduce, par.expert_shard));
+  return out;
 }
 
 Transfer transfer(const CommCall& call, const Links& links, const Parallelism& parallelism) {
   const GroupShape where = group_shape(call.group, parallelism);
   if (where.size <= 1 || call.payload.value <= 0) return {};
-  return {links.price(call, where, 1.0).median.value, links.bytes(call, where)};
+  return {links.price(call, where, 1.0).median.value, links.bytes(call, where), links.lent(call, where)};
 }
 
 std::vector<Transfer> transfers(std::span<const BlockNode> nodes, std::span<const double> seconds, const PassTime& took, const Links& links, const Parallelism& parallelism) {
@@ -124,6 +159,7 @@ std::vector<Transfer> transfers(std::span<const BlockNode> nodes, std::span<cons
     t.seconds *= exposed;
     for (double& b : t.bytes) b *= exposed;
   }
+  if (const double computed = (took.compute + took.recompute).value; computed > 0) out.push_back({.seconds = computed, .computes = true});
   std::erase_if(out, [](const Transfer& t) { return t.seconds <= 0; });
   return out;
 }

@@ -18,6 +18,7 @@ Costs model_costs(const Prices& prices, const Links& links, const Parallelism& p
     return [&prices, copied = copied_bytes(block, prices.runtime())](const BlockNode& node) { return prices.copies(copied(node)); };
   };
   out.shape = [parallelism](Group group) { return group_shape(group, parallelism); };
+  out.taken = [&links, parallelism](const CommCall& call, Seconds) { return Costs::Taken{.multiprocessors = links.lent(call, group_shape(call.group, parallelism))}; };
   out.bytes = [&links, parallelism](const CommCall& call) { return links.bytes(call, group_shape(call.group, parallelism)); };
   return out;
 }
@@ -34,10 +35,10 @@ Costs interfering_costs(const Prices& prices, const Links& links, const Parallel
     alone.lane = node.lane;
     return plain(alone);
   };
-  const double units = static_cast<double>(device.multiprocessors), bandwidth = device.memory_bandwidth.value * device.achieved_bandwidth;
-  out.taken = [units, bandwidth, generation = device.generation, shape = out.shape](const CommCall& call, Seconds duration) {
-    const bool exchange = call.collective == Collective::dispatch || call.collective == Collective::combine;
-    Costs::Taken t{.multiprocessors = units > 0 ? multiprocessors_of(call.collective, generation) / units : 0, .beside_compute = exchange ? kOverlappedExchangeRate : 1};
+  const double bandwidth = device.memory_bandwidth.value * device.achieved_bandwidth;
+  out.taken = [bandwidth, shape = out.shape, plain = std::move(out.taken)](const CommCall& call, Seconds duration) {
+    Costs::Taken t = plain(call, duration);
+    if (call.collective == Collective::dispatch || call.collective == Collective::combine) t.beside_compute = kOverlappedExchangeRate;
     const double bytes = memory_traffic(call.collective, static_cast<double>(shape(call.group).size)) * static_cast<double>(call.payload.value);
     if (duration.value > 0) t.memory = std::min(0.95, bytes / duration.value / bandwidth);
     return t;

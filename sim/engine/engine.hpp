@@ -1,8 +1,8 @@
 #pragma once
 /// Plays a job through time: one event per step, in integer picoseconds. Tasks of a queue run in list order; messages arrive when
 /// their send ends; calls of a group whose members are played start when the last member arrives and end together. With a
-/// cluster, communication shares links (fair_share.hpp); without one, every call takes its isolated time, and the step then
-/// equals the closed form of planner/evaluate. docs/simulator.md tells the rules one by one.
+/// cluster, communication shares links (fair_share.hpp); without one and without interference, every call takes its isolated time,
+/// and the step then equals the closed form of planner/evaluate. docs/simulator.md tells the rules one by one.
 
 #include "core/spec/cluster.hpp"
 #include "sim/engine/job.hpp"
@@ -11,7 +11,7 @@ namespace moeplan {
 
 struct PlayOptions {
   const ClusterSpec* cluster = nullptr;   ///< calls contend for its links; null: they do not
-  bool interference = false;              ///< communication and compute of a rank slow each other (sim/engine/interference.hpp)
+  bool interference = false;              ///< communication and compute of a rank slow each other, by what the job's calls hold (sim/engine/interference.hpp)
   Picoseconds host_launch = 0;            ///< the host issues each call of the block queue this long after the one before; 0: in no time
 };
 

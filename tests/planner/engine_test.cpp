@@ -136,7 +136,7 @@ TEST(Contention, StretchesAStepByNoMoreThanTheSlowestTransfer) {
   EXPECT_LE(shared.seconds(), alone.seconds() / shared.played.slowest + rounding(shared));
 }
 
-// DeepEP's kernels hold 20 of 132 multiprocessors: with interference the overlapped step is longer, by less than that and the exchange's share.
+// With all interference the overlapped step is longer, by less than the multiprocessors that exchanges hold and their own share.
 TEST(Interference, MakesAnOverlappedStepLonger) {
   const Problem p = problem("deepseek-v2-lite", 16, Training::full);
   Plan plan = a_plan(p, {.pp = 1, .ep = 16, .dp_replicate = 16, .dp_shard = 1}, 8);

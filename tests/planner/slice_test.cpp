@@ -72,7 +72,7 @@ TEST(SliceDraw, RefusesARankThatIsNotThere) {
   EXPECT_THROW((void)draw_slice(p, on_64(p), -1), InputError);
 }
 
-/// The engine prices the same program by another way: parts of its timeline.
+/// The engine prices the same program by another way: parts of its timeline, each alone on the device.
 TEST(SliceForecast, IsWhatTheSimulatedRankComputesAtABalancedLoad) {
   Problem p = deepseek();
   p.model.layers.resize(6);
@@ -81,7 +81,7 @@ TEST(SliceForecast, IsWhatTheSimulatedRankComputesAtABalancedLoad) {
   Plan q = on_64(p);
   q.micro_batches = 2;
   const SliceForecast slice = slice_forecast(p, q, 0, draw_slice(p, q, 0));
-  const Simulation s = simulate(p, q);
+  const Simulation s = simulate(p, q, {.contention = false});
   const StepTimeline t = timeline(s.job, s.played);
   std::map<std::string, double> operators;
   double compute = 0;

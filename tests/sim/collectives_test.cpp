@@ -54,6 +54,42 @@ TEST(DistinctDomains, closed_form_values) {
   EXPECT_EQ(distinct_domains(256, 8, 1), 1);
 }
 
+// NCCL's channels on the outermost tier of a group, a block each, of 132 multiprocessors; two for a neighbour over a network, DeepEP's 20 where a token travels once,
+// none for copies to the host or a group of one.
+TEST(Lent, IsTheShareOfTheMultiprocessorsThatACallHolds) {
+  const ClusterSpec h200 = cluster("32xh200");
+  Runtime sends;
+  sends.deduplicated_dispatch = false;
+  const Links nccl(h200, sends);
+  const auto held = [&](const Links& links, Collective op, GroupShape group) { return links.lent(call(op, 1 << 20), group) * 132; };
+  EXPECT_NEAR(held(nccl, Collective::all_gather, {8, 1}), 24, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::reduce_scatter, {2, 1}), 24, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::all_gather, {32, 1}), 16, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::all_gather, {4, 8}), 16, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::dispatch, {8, 1}), 32, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::combine, {16, 1}), 16, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::send_receive, {2, 1}), 32, 1e-12);
+  EXPECT_NEAR(held(nccl, Collective::send_receive, {2, 8}), 2, 1e-12);
+  EXPECT_NEAR(held(Links(h200), Collective::dispatch, {16, 1}), 20, 1e-12);
+  const auto of = [](const char* device, std::int64_t devices, GroupShape group) {
+    const ClusterSpec c = cluster_of(load_device(kSource / "configs", device), devices);
+    return std::lround(Links(c).lent(call(Collective::all_gather, 1 << 20), group) * static_cast<double>(c.device.multiprocessors));
+  };
+  EXPECT_EQ(of("a100", 16, {8, 1}), 24);
+  EXPECT_EQ(of("h800", 16, {8, 1}), 16);
+  EXPECT_EQ(of("b200", 16, {8, 1}), 16);
+  EXPECT_EQ(of("rtx4090", 8, {8, 1}), 2);
+  EXPECT_EQ(of("mi300x", 8, {8, 1}), 0);
+  EXPECT_EQ(held(nccl, Collective::to_host, {8, 1}), 0);
+  EXPECT_EQ(held(nccl, Collective::all_gather, {1, 1}), 0);
+  ClusterSpec unknown = h200;
+  unknown.device.multiprocessors = 0;
+  EXPECT_EQ(held(Links(unknown), Collective::all_gather, {8, 1}), 0);
+  ClusterSpec tiny = h200;
+  tiny.device.multiprocessors = 24;
+  EXPECT_EQ(Links(tiny).lent(call(Collective::all_gather, 1), {8, 1}), kMostLent);
+}
+
 // BL-043: a fixed group costs the same on a larger cluster; one that grows with the cluster moves 2 (n - 1) / n of the bytes.
 TEST(Traffic, BL043_the_group_sets_the_bytes_and_not_the_cluster) {
   const Links small(cluster("32xh200")), large(cluster("64xh200"));

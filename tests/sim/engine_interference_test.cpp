@@ -23,10 +23,11 @@ Job alone(Job job, std::int32_t pass) {
   return job;
 }
 
-// Half of the multiprocessors taken: compute-bound work at half speed, bandwidth-bound work untouched, and the other way round for memory.
+// Half of the multiprocessors taken: all work at half speed; half of the memory's bandwidth: bandwidth-bound work alone.
 TEST(Interference, SlowsEachBoundByWhatItLacks) {
   EXPECT_DOUBLE_EQ(slowed(0, 0.5, 0), 0.5);
-  EXPECT_DOUBLE_EQ(slowed(1, 0.5, 0), 1);
+  EXPECT_DOUBLE_EQ(slowed(1, 0.5, 0), 0.5);
+  EXPECT_DOUBLE_EQ(slowed(1, 0.5, 0.75), 0.25);
   EXPECT_DOUBLE_EQ(slowed(1, 0, 0.5), 0.5);
   EXPECT_DOUBLE_EQ(slowed(0, 0, 0.5), 1);
   EXPECT_DOUBLE_EQ(slowed(0.5, 0.5, 0.5), 0.5);
