@@ -98,6 +98,7 @@ Output run_slice(const Context& context, RunOptions options, const LoadedPlan& l
                   .slice = &slice,
                   .whole = {},
                   .fingerprint = {},
+                  .predicted_step = {},
                   .at_peak = {},
                   .out = {}};
   try {
@@ -138,10 +139,12 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
                   .slice = nullptr,
                   .whole = {},
                   .fingerprint = run_fingerprint(problem, one_rank_plan(problem, loaded.plan)),
+                  .predicted_step = {},
                   .at_peak = {},
                   .out = {}};
   if (opened.backend->name() == "cuda") {
     const Forecast expected = forecast(problem, loaded.plan);
+    session.predicted_step = expected.step;
     session.at_peak = {expected.mfu * expected.step.value};
   }
   const bool keeps = !options.checkpoint.empty() || !options.adapter.empty() || !options.from_adapter.empty();
@@ -206,7 +209,8 @@ Command run_command(CLI::App& program) {
                   "communication is copied in place and charged from the model")
       ->check(CLI::Range(0, 1 << 24));
   app->add_option("--rank-timeout", o->rank_timeout,
-                  "seconds that a rank waits for the others in one call (default 300)")
+                  "seconds that a rank waits for the others in one call (default 300; within a step, after the first, 5 times what one is predicted to take, or took, if that is less, and at least 20)")
+      ->each([o](const std::string&) { o->timeout_given = true; })
       ->check(CLI::Range(0.01, 1e6));
   app->add_option("--backend", o->backend,
                   "cpu, cuda (where it was built in), or null (walks the program and computes nothing)")

@@ -14,6 +14,7 @@
 #include "cli/table.hpp"
 #include "core/write.hpp"
 #include "executor/adapter/peft.hpp"
+#include "executor/comm/watchdog.hpp"
 #include "executor/data/packer.hpp"
 #include "executor/monitor/monitor.hpp"
 #include "executor/slice/slice.hpp"
@@ -143,8 +144,13 @@ class RankRun {
 
  private:
   StepReport step() {
+    const Duration most{static_cast<Duration::rep>(o_.rank_timeout * 1000)};
     try {
-      return trainer_.step(batches());
+      limit_calls(step_limit(s_.predicted_step.value, longest_, most));
+      StepReport report = trainer_.step(batches());
+      limit_calls(most);
+      longest_ = std::max(longest_, report.seconds);
+      return report;
     } catch (const OutOfMemory& e) {
       throw OutOfMemory(e.where(), fmt::format("step {}: {}", trainer_.steps_done() + 1, e.reason()), e.fix());
     }
@@ -154,6 +160,9 @@ class RankRun {
   Backend& of_whole() { return world_ ? s_.whole->backend() : *backend_; }
   void tell(const char* phase) {
     if (progress_) progress_->set_phase(phase);
+  }
+  void limit_calls(Duration limit) {
+    if (progress_ && !o_.timeout_given) progress_->set_limit(limit);
   }
   void gather_state() {
     if (world_) collect(trainer_, problem_, first_ ? &*s_.whole : nullptr);
@@ -324,6 +333,7 @@ class RankRun {
   std::unique_ptr<Communicator> alone_;  ///< the world of a rank without others
   Communicator* world_;
   Progress* progress_;
+  double longest_ = 0;   ///< s, of a step so far
   Trainer trainer_;
   Packer data_;
   std::optional<StepRecorder> recorder_;

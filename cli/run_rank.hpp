@@ -30,6 +30,7 @@ struct RunOptions {
   bool processes = false;  ///< the ranks are processes, each with its signals; else threads of this one
   LaunchOptions launch;
   double rank_timeout = 300;
+  bool timeout_given = false;     ///< --rank-timeout was: for all calls, whatever a step takes
   TrainOptions train;
 };
 
@@ -67,6 +68,7 @@ struct Session {
   const SlicePrediction* slice = nullptr;  ///< of a rank that runs alone
   std::optional<WholeState> whole;  ///< rank 0 of several, where saves or adapters are asked for
   std::string fingerprint;
+  Seconds predicted_step{};                ///< 0 where none was predicted
   Seconds at_peak{};                       ///< time of the step's model flops at the devices' bf16 peak; 0 where none of them runs it
   Output out;
 };

@@ -51,6 +51,9 @@ if(TARGET moeplan AND TARGET fault_cells)
   add_test(NAME FaultCells.EveryFaultInEveryPhaseNamesTheRankAndLosesNoSave
            COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --trials 1 --at-once 12 --rank-timeout 8)
   set_tests_properties(FaultCells.EveryFaultInEveryPhaseNamesTheRankAndLosesNoSave PROPERTIES TIMEOUT 300)
+  # In its second step, so that the limit is the program's own, which follows what a step takes.
+  add_test(NAME FaultCells.ARankThatHangsIsNamedByACallThatWaitsForIt
+           COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "hang forward" --first 4 --trials 1 --rank-timeout 0)
 endif()
 
 # Our adapters, judged by stock PEFT.

@@ -86,6 +86,10 @@ Duration operation_limit(double seconds, const LimitRule& rule) {
   return std::max(rule.at_least, Duration{static_cast<Duration::rep>(ms < most ? std::max(ms, 0.0) : most)});
 }
 
+Duration step_limit(double predicted, double longest, Duration most) {
+  return longest > 0 ? std::min(most, operation_limit(std::max(predicted, longest))) : most;
+}
+
 Watchdog::Watchdog(std::vector<Watched> ranks, std::function<void(const Verdict&)> on_overdue, Duration tick)
     : ranks_(std::move(ranks)), on_overdue_(std::move(on_overdue)), tick_(tick), thread_([this] { watch(); }) {}
 

@@ -46,6 +46,10 @@ struct LimitRule {
 };
 /// How long a call may take that is predicted to take `seconds`.
 [[nodiscard]] Duration operation_limit(double seconds, const LimitRule& rule = {});
+/// How long a call within a step may wait for the others, who do at most a step's work before they come: by what a step is predicted to take (0:
+/// nobody says) and by the longest so far, whichever is more. `most`, which is never exceeded, until a first step has ended: it makes ready what
+/// the later ones use.
+[[nodiscard]] Duration step_limit(double predicted, double longest, Duration most);
 
 /// Looks at the ranks of this process (one, or several as threads) every `tick` and calls `on_overdue` once, from its own thread,
 /// when a call has overrun its limit. The callback aborts communicators; it must not destroy the watchdog.

@@ -120,6 +120,16 @@ TEST(OperationLimit, is_a_multiple_of_the_prediction_with_a_floor) {
   EXPECT_EQ(operation_limit(10, {.factor = 2, .at_least = Duration{1}}), Duration{20000});
 }
 
+TEST(StepLimit, follows_what_a_step_takes_once_one_has_ended) {
+  const Duration most{300000};
+  EXPECT_EQ(step_limit(2, 0, most), most) << "the first makes ready what the others use";
+  EXPECT_EQ(step_limit(2, 0.5, most), Duration{20000});
+  EXPECT_EQ(step_limit(8, 3, most), Duration{40000});
+  EXPECT_EQ(step_limit(0, 8, most), Duration{40000}) << "slower than predicted";
+  EXPECT_EQ(step_limit(100, 3, most), most);
+  EXPECT_EQ(step_limit(2, 0.5, Duration{6000}), Duration{6000});
+}
+
 TEST(OperationLimit, of_a_senseless_prediction_is_finite_and_positive) {
   for (const double bad : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
     EXPECT_GE(operation_limit(bad), Duration{20000});

@@ -8,6 +8,8 @@
 namespace moeplan::faults {
 
 inline constexpr std::array kActions{"kill", "stop", "exit", "exception", "memory", "nan"};
+/// Beside the 48: its threads that speak to the others go on, so that only the calls that wait for it tell.
+inline constexpr const char* kHang = "hang";
 inline constexpr std::array kPhases{"rendezvous", "init", "forward dispatch", "backward reduce", "optimizer", "save", "load", "shutdown"};
 
 /// A breakpoint in one rank.

@@ -4,7 +4,7 @@
 ///   fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--first 0] [--within SECONDS]
 ///               [--at-once 4] [--only TEXT] [--rank-timeout 6] [--devices 1] [--json FILE]
 ///
-/// `--only` keeps cells whose "action phase" has one of the comma-separated texts, `--first` is the number of the first trial, and after
+/// `--rank-timeout 0` leaves the limits to the program. `--only` keeps cells whose "action phase" has one of the comma-separated texts (and is needed for a rank that hangs: "hang forward"), `--first` is the number of the first trial, and after
 /// `--within` no other trial begins. Exit code 0: all trials were made, all left in time, no save was lost, and at least 95 % of them named the
 /// culprit; 77: this machine cannot run it.
 
@@ -96,8 +96,9 @@ struct Trial {
 };
 
 std::vector<std::string> run_words(const Options& o, const std::string& backend, const Trial& t) {
-  return {o.program, "run", o.plan, "--backend", backend, "--rank-timeout", fmt::format("{}", o.rank_timeout), "--threads", "1", "--data", "random", "--steps", "12",
-          "--checkpoint", (t.folder / "saves").string(), "--resume", "--save-every", "1", "--json"};
+  std::vector<std::string> out{o.program, "run", o.plan, "--backend", backend, "--threads", "1", "--data", "random", "--steps", "12", "--checkpoint", (t.folder / "saves").string(), "--resume", "--save-every", "1", "--json"};
+  if (o.rank_timeout > 0) out.insert(out.end(), {"--rank-timeout", fmt::format("{}", o.rank_timeout)});
+  return out;
 }
 
 void begin(const Options& o, Trial& t, const fs::path& base, const fs::path& token) {
@@ -262,7 +263,9 @@ int main(int argc, char** argv) {
   }
 
   std::vector<Trial> trials;
-  for (const char* action : kActions)
+  std::vector<const char*> actions(kActions.begin(), kActions.end());
+  if (o.only.find(kHang) != std::string::npos) actions.push_back(kHang);
+  for (const char* action : actions)
     for (const char* phase : kPhases) {
       if (!wanted(o, fmt::format("{} {}", action, phase))) continue;
       const std::vector<Point> places = points(phase, std::string(action) == "nan", o.backend);

@@ -5,7 +5,7 @@
 ///   MOEPLAN_FAULT='phase=save;function=13write_durableE;hit=2;do=kill'
 ///
 /// `function`: part of a symbol's mangled name. `phase`: what the rank last told `Progress::set_phase`; "start" before that.
-/// `do`: kill, stop (signals to itself) | exit (code 0) | throw (the function throws std::runtime_error instead of running) |
+/// `do`: kill, stop (signals to itself) | exit (code 0) | hang (this thread only; the others go on) | throw (the function throws std::runtime_error instead of running) |
 /// memory (its next operator new throws std::bad_alloc) | return:N (the function gives back N) | nan:REGISTER[:BYTES] (where the argument
 /// points, on the host or the device; *REGISTER: where what it points to points).
 
@@ -48,6 +48,9 @@ thread_local bool no_memory = false;
 
 void throw_instead() { throw std::runtime_error("injected failure"); }
 void exit_instead() { std::exit(0); }
+void hang_instead() {
+  for (;;) ::pause();
+}
 int return_instead() { return given_back; }
 
 greg_t* register_named(ucontext_t& context, const std::string& name) {
@@ -82,6 +85,7 @@ void act(ucontext_t& context) {
   if (action == "kill") ::kill(::getpid(), SIGKILL);
   else if (action == "stop") ::kill(::getpid(), SIGSTOP);
   else if (action == "exit") go_to(&exit_instead);
+  else if (action == "hang") go_to(&hang_instead);
   else if (action == "throw") go_to(&throw_instead);
   else if (action == "memory") no_memory = true;
   else if (action.rfind("return:", 0) == 0) {
