@@ -25,7 +25,8 @@ Stage::Stage(Backend& backend, const OpCall& of) : call(of) {
   std::mt19937_64 random(1);
   const bool forward = call.pass == Pass::forward;
   const auto add = [&](const Operand& o, std::size_t i, bool filled) -> TensorView {
-    const WeightForm form = o.role == Role::weight && !o.trained ? backend.held_weight(call.op, o.dtype) : WeightForm{backend.held(o.dtype)};
+    const bool quantised = plain_bytes(o.dtype) == 0 && backend.wants_dense();   // what a device's kernels write so, and read
+    const WeightForm form = o.role == Role::weight && !o.trained ? backend.held_weight(call.op, o.dtype) : WeightForm{quantised ? o.dtype : backend.held(o.dtype)};
     const TensorView view{.dtype = form.dtype, .shape = o.shape, .arranged = form.arranged};
     memory.push_back(backend.allocate({std::max<std::int64_t>(stored_bytes(view.dtype, o.shape).value, 8)}, key(call.op, call.pass, call.wants)));
     TensorView out = view;
