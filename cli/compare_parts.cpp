@@ -19,7 +19,7 @@ constexpr std::size_t kParts = 10;   ///< of a step
 std::array<double, kParts> most_in_parts(const std::vector<std::pair<Picoseconds, double>>& points, Picoseconds step) {
   std::array<double, kParts> out{};
   for (std::size_t i = 0; i < points.size(); ++i) {
-    const auto part = [&](Picoseconds at) { return static_cast<std::size_t>(std::clamp<Picoseconds>(at * static_cast<Picoseconds>(kParts) / std::max<Picoseconds>(1, step), 0, kParts - 1)); };
+    const auto part = [&](Picoseconds at) { return std::min(kParts - 1, static_cast<std::size_t>(static_cast<double>(kParts) * std::clamp(static_cast<double>(at) / static_cast<double>(std::max<Picoseconds>(1, step)), 0.0, 1.0))); };
     const Picoseconds until = i + 1 < points.size() ? points[i + 1].first : step;
     if (until <= points[i].first && i + 1 < points.size()) continue;   // gone at once
     for (std::size_t p = part(points[i].first); p <= part(std::max(points[i].first, until - 1)); ++p) out[p] = std::max(out[p], points[i].second);

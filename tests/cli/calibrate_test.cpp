@@ -60,6 +60,15 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   backwards["memory_over_step"][0]["start_ps"] = std::int64_t{1} << 60;
   write_text_file(file("backwards.json"), backwards.dump());
   expect_refused({"compare", file("measured_plan.json"), file("backwards.json")}, "memory_over_step");
+  // A pass far behind the step's end counts for its last tenth.
+  Json late = load_json(file("measured.json"));
+  late["memory_over_step"].push_back({{"start_ps", std::int64_t{1} << 60}, {"bytes", 1e15}});
+  write_text_file(file("late.json"), late.dump());
+  const Finished odd = moeplan({"compare", file("measured_plan.json"), file("late.json"), "--json"});
+  ASSERT_EQ(odd.exit_code, 0) << odd.err;
+  const Json tenths = Json::parse(odd.out).at("memory_over_step");
+  EXPECT_EQ(tenths.at(9).at("measured"), 1e15);
+  EXPECT_LT(tenths.at(8).at("measured").get<double>(), 1e15);
   // Counts that are no numbers come from no run.
   Json counted = load_json(file("measured.json"));
   counted["steps"][1]["expert_tokens"].begin().value()[0] = "many";

@@ -152,6 +152,7 @@ class Shared : public testing::TestWithParam<Point> {};
 
 // Expert exchanges and gathered weights over the same NICs. Alone both roads agree (tests/planner/engine_test.cpp). Shared, the engine's steps take up to 33 % longer; the
 // closed form knows how much of a pass exchanges, not when: where gathers are over before the first exchange begins (Qwen's frozen experts), it says too much.
+// In two stages of little traffic (a stretch of 0.4 % of a step) it has 4.5 of the engine's 7.7 ms; where the rest arises is not known.
 TEST_P(Shared, TheClosedFormStretchesAStepAsTheEngineDoes) {
   const Point& at = GetParam();
   const Problem p = problem(at.model, at.gpus, at.method);
