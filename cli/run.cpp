@@ -124,7 +124,6 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
   const bool away = offloads_weights(loaded.plan.offload);
   (away ? predicted.host : predicted[MemoryCategory::weights]) += held_beyond_plan(program, problem, loaded.plan.parallelism, *opened.backend);
   if (away) predicted[MemoryCategory::gathered_weights] += fetched_beyond_plan(program, problem, loaded.plan, *opened.backend);
-  predicted[MemoryCategory::communication] += rooms_for_once(program, problem, loaded.plan, [&](DType t) { return opened.backend->held(t); });
   predicted[MemoryCategory::communication] += moving_room(program, problem, loaded.plan, *opened.backend, options.resume || options.train.walk.rebalance_every > 0);
   const std::int64_t here = world ? 1 : options.ranks;
   if (auto certificate = too_large(predicted, (options.float32 ? 2 : 1) * here, opened)) return *std::move(certificate);

@@ -20,7 +20,10 @@ SlicePrediction predict_slice(const LoadedPlan& loaded, int rank, std::optional<
   bounded.routed_bound = out.routed_bound;
   const Program program = lower_for_run(problem, plan, bounded, rank);
   out.memory = memory(program, problem, plan);
-  out.memory[MemoryCategory::communication] = staging(program, problem, plan, held);   // its neighbours are made up: no communicators
+  // Its neighbours are made up: no communicators, and each copy of a token goes by itself.
+  Problem apart = problem;
+  apart.runtime.deduplicated_dispatch = false;
+  out.memory[MemoryCategory::communication] = staging(program, apart, plan, held).buffer;
   return out;
 }
 

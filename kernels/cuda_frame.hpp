@@ -35,6 +35,7 @@ struct Ragged {
   /// the call's bound are not read. Null: dealt out evenly.
   const std::int32_t* rows_of_expert = nullptr;
   std::int64_t capacity = 0;   ///< `permute`: most rows of one expert; later copies are dropped (row_map -1). 0: no limit
+  std::int64_t rows = -1;      ///< `permute`, `combine`: rows that there are, where no copy points beyond them. -1: one for each copy
   double auxiliary = 0;        ///< `router`: weight of the balancing loss, whose gradient joins the backward
 };
 

@@ -19,8 +19,7 @@ class Walk {
  public:
   Walk(const StageBytes& stage, const DrawnRows& rows, std::span<const double> factors)
       : stage_(stage), rows_(rows), factors_(factors), now_(index(rows.ranks), stage.standing + stage.replicas), peak_(now_), staged_(now_.size(), 0) {
-    for (const SlotBytes& s : stage.slots)
-      for (double& b : staged_) b = std::max(b, static_cast<double>(s.fixed.staged.value));
+    hold_staged();
   }
 
   double run(double allocator_overhead) {
@@ -50,10 +49,23 @@ class Walk {
   void add(std::int32_t slot, std::int32_t j, Curve curve, double sign, double least = 0) {
     each(slot, j, curve, [&](std::size_t r, double b) { now_[r] += sign * b; }, least);
   }
+  /// The largest buffer of a slot, and the ways of all, each at its fullest micro-batch.
+  void hold_staged() {
+    std::vector<double> ways(now_.size(), 0);
+    for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(stage_.slots.size()); ++slot) {
+      std::vector<double> most(now_.size(), 0);
+      for (std::int32_t j = 0; j < rows_.distinct; ++j) {
+        each(slot, j, &KindBytes::buffer, [&](std::size_t r, double b) { staged_[r] = std::max(staged_[r], b); }, rows_.buffer);
+        each(slot, j, &KindBytes::ways, [&](std::size_t r, double b) { most[r] = std::max(most[r], b); }, rows_.buffer);
+      }
+      for (std::size_t r = 0; r < now_.size(); ++r)
+        staged_[r] = std::max(staged_[r], static_cast<double>(stage_.slots[index(slot)].fixed.staged.buffer.value)), ways[r] += most[r] * stage_.kept_ways;
+    }
+    for (std::size_t r = 0; r < now_.size(); ++r) staged_[r] += ways[r];
+  }
   void add(double bytes) { for (double& n : now_) n += bytes; }
   void consider(std::int32_t slot, std::int32_t j, Curve curve, double more) {
     each(slot, j, curve, [&](std::size_t r, double b) { peak_[r] = std::max(peak_[r], now_[r] + b + more); }, rows_.buffer);
-    each(slot, j, &KindBytes::staged, [&](std::size_t r, double b) { staged_[r] = std::max(staged_[r], b); }, rows_.buffer);
   }
 
   void enter(std::int32_t slot, std::int32_t j) {
@@ -124,7 +136,8 @@ void KindBytes::add(const BlockMemory& m) {
   forward.push_back(bytes_of(m.forward.at_peak));
   backward.push_back(bytes_of(m.backward.at_peak));
   kept.push_back(bytes_of(m.kept));
-  staged.push_back(static_cast<double>(m.staged.value));
+  buffer.push_back(static_cast<double>(m.staged.buffer.value));
+  ways.push_back(static_cast<double>(m.staged.ways.value));
   if (m.weight_backward.peak_at.empty()) return;
   weight_backward.push_back(bytes_of(m.weight_backward.at_peak));
   put_off.push_back(bytes_of(m.put_off));

@@ -20,9 +20,9 @@ struct Between {
   return {i, (factor - factors[i]) / (factors[i + 1] - factors[i])};
 }
 
-/// Bytes of a block's passes and of the buffer that its exchanges pass through, at each factor (one entry where nothing is routed).
+/// Bytes of a block's passes and of what its exchanges hold, at each factor (one entry where nothing is routed).
 struct KindBytes {
-  std::vector<double> forward, backward, weight_backward, kept, put_off, staged;
+  std::vector<double> forward, backward, weight_backward, kept, put_off, buffer, ways;
   void add(const BlockMemory& memory);
 };
 
@@ -39,6 +39,7 @@ struct StageBytes {
   double standing = 0;            ///< states
   double outside_allocator = 0;   ///< context, communicators
   double replicas = 0;            ///< states of extra expert slots
+  double kept_ways = 1;           ///< micro-batches that hold the ways of tokens that go once
 };
 
 /// Rows of each rank over the mean, by MoE layer and micro-batch (those beyond `distinct` repeat).

@@ -32,7 +32,7 @@ struct PricedKind {
   /// At the balanced load until it is `loaded`.
   PassMemory forward50, backward50, forward95, backward95;   ///< reused buffers hold the worst layer
   PassMemory weight50, weight95;      ///< split schedules
-  Bytes staged50{}, staged95{};       ///< of the buffer that its exchanges pass through
+  Staged staged50, staged95;          ///< of what its exchanges hold
   std::array<Bytes, kMemoryCategories> kept{}, kept_more{};  ///< kept at the balanced load, and at `more` times it
   std::array<Bytes, kMemoryCategories> put_off{}, put_off_more{};   ///< split schedules: the same from backward to weight gradients
   Bytes host{}, host_more{};          ///< of what is kept, in host memory, at the same loads

@@ -18,6 +18,7 @@
 #include "sim/load/placement.hpp"
 #include "sim/load/random.hpp"
 #include "sim/program/call_scratch.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
 namespace {
@@ -170,7 +171,7 @@ class Draws {
       k.blocks.push_back(lower_slot(problem_, plan_, outline_, layer, factor));
       const PriceCall loaded = [&](const BlockNode& n) { return price(n, factor); };
       k.time.push_back(block_time(k.blocks.back(), prices_, loaded, lent_to(links_, plan_.parallelism)));
-      k.bytes.add(block_memory(k.blocks.back(), problem_.runtime, as_served));
+      k.bytes.add(block_memory(k.blocks.back(), problem_, as_served));
     }
     return k;
   }
@@ -195,6 +196,7 @@ class Draws {
     for (int stage = 0; stage < par.pp; ++stage) {
       StageTurns s;
       StageBytes m;
+      m.kept_ways = static_cast<double>(kept_ways(plan_));
       std::vector<IssueSlot> slots;
       std::vector<IssueChunk> chunks;
       StateBytes state = stage == 0 ? idle_state(problem_, plan_) : StateBytes{};

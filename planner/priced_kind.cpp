@@ -90,7 +90,7 @@ Bytes host_at(const PricedKind& k, double factor) {
 void hold_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan, const FactorBand& load, std::size_t id) {
   const Setting setting{shared, plan, id};
   k.block = setting.lowered(1.0);
-  const BlockMemory balanced = block_memory(k.block, shared.problem.runtime, plan);
+  const BlockMemory balanced = block_memory(k.block, shared.problem, plan);
   k.kept = balanced.kept;
   k.put_off = balanced.put_off;
   k.host = k.host_more = k.block.host;
@@ -106,9 +106,9 @@ void load_kind(PricedKind& k, const Evaluator::Shared& shared, const Plan& plan,
   if (!k.routed || load.p95.buffer == 1.0) return;
   const Setting setting{shared, plan, id};
   BlockMemory m95, m50;
-  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b, shared.problem.runtime, plan), k.host_more = b.host; });
+  setting.at_load(k, load.p95.buffer, [&](const Block& b) { m95 = block_memory(b, shared.problem, plan), k.host_more = b.host; });
   if (load.p50.buffer == load.p95.buffer) m50 = m95;
-  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b, shared.problem.runtime, plan); });
+  else setting.at_load(k, load.p50.buffer, [&](const Block& b) { m50 = block_memory(b, shared.problem, plan); });
   k.forward50 = m50.forward;
   k.backward50 = m50.backward;
   k.forward95 = m95.forward;

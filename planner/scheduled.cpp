@@ -191,9 +191,9 @@ class Scheduled {
     k->time95 = lowered(band_.p95.step);
     k->buffers50 = lowered(band_.p50.buffer);
     k->buffers95 = lowered(band_.p95.buffer);
-    k->memory50 = block_memory(k->buffers50, c_.problem.runtime, plan_);
-    k->memory95 = block_memory(k->buffers95, c_.problem.runtime, plan_);
-    const BlockMemory balanced = block_memory(lowered(1.0), c_.problem.runtime, plan_);
+    k->memory50 = block_memory(k->buffers50, c_.problem, plan_);
+    k->memory95 = block_memory(k->buffers95, c_.problem, plan_);
+    const BlockMemory balanced = block_memory(lowered(1.0), c_.problem, plan_);
     k->kept = balanced.kept;
     k->put_off = balanced.put_off;
     k->took50 = block_time(k->time50, c_.prices, price50_, lent());

@@ -81,7 +81,7 @@ void GroupScorer::load() {
     const PricedKind& k = group_.loaded(id);
     kinds_[id].forward50 = k.forward50.peak().value, kinds_[id].forward95 = k.forward95.peak().value;
     kinds_[id].backward50 = k.backward50.peak().value, kinds_[id].backward95 = k.backward95.peak().value;
-    kinds_[id].staged50 = k.staged50.value, kinds_[id].staged95 = k.staged95.value;
+    kinds_[id].staged50 = k.staged50, kinds_[id].staged95 = k.staged95;
   }
 }
 
@@ -95,12 +95,13 @@ void GroupScorer::prepare(std::size_t stages) {
     const SplitStage& stage = s.split.stages[i];
     const FactorBand load = shared_.load.stage(block_, stage.first_layer, stage.end_layer);
     std::vector<std::int64_t> kept50(kinds_.size(), 0), kept95 = kept50;
-    std::int64_t staged50 = 0, staged95 = 0;
+    Staged staged50, staged95;
+    const auto join = [](Staged& all, const Staged& kind, std::int64_t slots) { all = {std::max(all.buffer, kind.buffer), all.ways + kind.ways * slots}; };
     for (std::size_t k = 0; k < kinds_.size(); ++k) {
       if (stage.count[k] == 0) continue;
       kept50[k] = sum(kept_at(*priced_[k], load.p50.saved));
       kept95[k] = sum(kept_at(*priced_[k], load.p95.saved));
-      staged50 = std::max(staged50, kinds_[k].staged50), staged95 = std::max(staged95, kinds_[k].staged95);
+      join(staged50, kinds_[k].staged50, stage.count[k]), join(staged95, kinds_[k].staged95, stage.count[k]);
     }
     t.kept50.push_back(std::move(kept50));
     t.kept95.push_back(std::move(kept95));
@@ -265,13 +266,15 @@ PeakBytes GroupScorer::memory(const Choice& c) {
   const ShardStages& s = table_.stages[c.stages];
   const ShardEntry &dense = s.dense[c.dense], &expert = s.expert[c.expert];
   const StageTable& held = stage_[c.stages];
+  const std::int64_t lanes = s.pp > 1 ? micro_batches_[c.stages] : 1;   // `kept_ways` of the plan
   PeakBytes out;
   for (std::size_t i = 0; i < held.host.size(); ++i) {
     const std::int64_t states = stage_states(c, i), gradients = std::max(dense.stage_staged[i], expert.stage_staged[i]);
+    const auto staged = [&](const Staged& exchanges) { return std::max(gradients, exchanges.buffer.value) + exchanges.ways.value * lanes; };
     out.host = std::max(out.host, dense.stage_host[i] + expert.stage_host[i] + held.host[i]);
     out.states = std::max(out.states, states);
-    out.median = std::max(out.median, reserved(states + t.median[i]) + std::max(gradients, held.staged50[i]));
-    out.p95 = std::max(out.p95, reserved(states + t.p95[i]) + std::max(gradients, held.staged95[i]));
+    out.median = std::max(out.median, reserved(states + t.median[i]) + staged(held.staged50[i]));
+    out.p95 = std::max(out.p95, reserved(states + t.p95[i]) + staged(held.staged95[i]));
   }
   const std::int64_t besides = runtime_bytes(c);
   return {reserved(out.states) + besides, out.median + besides, out.p95 + besides, out.host};

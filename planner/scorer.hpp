@@ -78,7 +78,7 @@ class GroupScorer {
     Four forward, backward, weight;                              ///< once `timed`
     Four busy;                                                   ///< compute of all three
     std::int64_t forward50, forward95, backward50, backward95;   ///< transient peaks, bytes, once `loaded`
-    std::int64_t staged50, staged95;                             ///< of the buffer that exchanges pass through, once `loaded`
+    Staged staged50, staged95;                                   ///< of what exchanges hold, once `loaded`
     std::int64_t carried_gradients, unreduced;
     std::int64_t entering, carried;                              ///< bytes per micro-batch at a stage's entrance
     bool has_backward, has_weight;
@@ -104,7 +104,7 @@ class GroupScorer {
   };
   struct StageTable {
     std::vector<std::vector<std::int64_t>> kept50, kept95;   ///< stage x kind
-    std::vector<std::int64_t> staged50, staged95;             ///< per stage: of the buffer that exchanges pass through
+    std::vector<Staged> staged50, staged95;                   ///< per stage: the buffer that exchanges pass through, the ways of a micro-batch
     std::vector<std::int64_t> host;                           ///< per stage: activations in host memory, 95th percentile
     Four exchange;                                            ///< of the largest message between stages, once `timed`
     std::array<std::unique_ptr<OrderTable>, 4> orders;        ///< by schedule, those asked for

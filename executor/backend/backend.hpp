@@ -103,6 +103,7 @@ class Backend {
   /// (`gather`) from there. Both contiguous, of one type and width.
   virtual void copy_rows(const TensorView& together, const TensorView& apart, std::span<const RowRun> runs, bool gather);
   /// Performs a call. `operands` and `gradients` are parallel to the contract's operands; what is absent is not needed or not wanted.
+  /// Rows of `permute` and `combine` may be fewer than the contract's, where no copy points beyond them.
   virtual void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) = 0;
   virtual void wait() = 0;
 

@@ -105,12 +105,14 @@ class CpuBackend final : public Backend {
     const std::size_t n = contract.size();
     std::vector<std::vector<float>> floats(2 * n);
     std::vector<reference::View<float>> values(n), d(n);
-    // A float operand is worked on where it lies, everything else by way of a copy.
+    // A float operand is worked on where it lies, everything else, and what has fewer rows than the contract, by way of a copy.
+    const auto elements = [](const TensorView& t) { return static_cast<std::size_t>(t.shape.elements()); };
     const auto open = [&](const TensorView& t, std::size_t at, bool reads) -> reference::View<float> {
       if (!t.present()) return {};
-      if (t.dtype == DType::f32 && !t.columns) return {reinterpret_cast<float*>(t.data), t.shape};
-      floats[at].resize(static_cast<std::size_t>(t.shape.elements()));
-      if (reads) gather(t, floats[at]);
+      const auto wanted = static_cast<std::size_t>(contract[at % n].shape.elements());
+      if (t.dtype == DType::f32 && !t.columns && elements(t) >= wanted) return {reinterpret_cast<float*>(t.data), t.shape};
+      floats[at].resize(std::max(wanted, elements(t)));
+      if (reads) gather(t, std::span(floats[at]).first(elements(t)));
       return {floats[at].data(), t.shape};
     };
     const auto is_result = [](Role role) { return role == Role::output || role == Role::aux; };
@@ -129,8 +131,8 @@ class CpuBackend final : public Backend {
     if (forward) reference::forward<float>(call.op, values, ragged);
     else reference::backward<float>(call.op, values, d, ragged);
     for (std::size_t i = 0; i < n; ++i) {
-      if (forward && is_result(contract[i].role) && !floats[i].empty()) scatter(operands[i], floats[i]);
-      if (!forward && !is_result(contract[i].role) && !floats[n + i].empty()) scatter(gradients[i], floats[n + i]);
+      if (forward && is_result(contract[i].role) && !floats[i].empty()) scatter(operands[i], std::span(floats[i]).first(elements(operands[i])));
+      if (!forward && !is_result(contract[i].role) && !floats[n + i].empty()) scatter(gradients[i], std::span(floats[n + i]).first(elements(gradients[i])));
     }
   }
 

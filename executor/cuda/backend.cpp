@@ -270,6 +270,9 @@ class CudaBackend final : public Backend {
       if (!forward) d[i] = open(gradients[i], contract[i].dtype, is_result(i), !is_result(i));
     }
     cuda::Ragged ragged{.capacity = context.capacity, .auxiliary = context.auxiliary};
+    for (std::size_t i = 0; i < n; ++i)
+      for (const TensorView* t : {&operands[i], i < gradients.size() ? &gradients[i] : nullptr})
+        if (t != nullptr && t->present() && contract[i].ragged && t->shape[0] < contract[i].shape[0]) ragged.rows = t->shape[0];
     if (context.expert_rows.present()) {
       ragged.rows_of_expert = reinterpret_cast<const std::int32_t*>(context.expert_rows.data);
     } else if (!context.rows_of_expert.empty()) {

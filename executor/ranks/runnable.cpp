@@ -170,45 +170,12 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
 }
 
 bool tokens_go_once(const Problem& problem, const Plan& plan, const WalkOptions& options) {
-  return problem.runtime.deduplicated_dispatch && plan.parallelism.ep > 1 && plan.experts.chunks == 1 && !options.slice;
-}
-
-int ranks_of_a_node(const Problem& problem, const Plan& plan) {
-  const Parallelism& p = plan.parallelism;
-  const auto devices = static_cast<int>(problem.cluster.devices_per_node);
-  if (plan.experts.route == DispatchRoute::direct || devices < p.etp || devices % p.etp != 0) return 0;
-  const int ranks = devices / p.etp;
-  return ranks > 1 && ranks < p.ep && p.ep % ranks == 0 ? ranks : 0;
+  return !options.slice && !once_hops(problem, plan).empty();
 }
 
 void exchange_once(Program& program, const Problem& problem, const Plan& plan, const WalkOptions& options) {
   if (!tokens_go_once(problem, plan, options)) return;
   for (Block& b : program.blocks) b = exchanged_once(std::move(b));
-}
-
-Bytes rooms_for_once(const Program& program, const Problem& problem, const Plan& plan, const HeldType& held) {
-  const int ep = plan.parallelism.ep, node = ranks_of_a_node(problem, plan);
-  OnceBytes most;
-  std::int64_t kept = 0;
-  for (const Slot& s : program.slots) {
-    const Block& b = program.blocks[static_cast<std::size_t>(s.block)];
-    for (const BlockNode& n : b.forward) {
-      const CommCall* comm = std::get_if<CommCall>(&n.call);
-      if (!comm || comm->group != Group::expert || comm->collective != Collective::dispatch || n.operands.empty()) continue;
-      const Value& rows = b.values[static_cast<std::size_t>(n.writes.front())];
-      const std::int64_t width = rows.shape[rows.shape.rank - 1];
-      const OnceBytes each = most_bytes({.ranks = node > 1 ? std::vector<std::int64_t>{ep / node, node} : std::vector<std::int64_t>{ep},
-                                         .tokens = comm->tokens,
-                                         .top_k = comm->rows / std::max<std::int64_t>(1, comm->tokens),
-                                         .rows = rows.shape.elements() / width,
-                                         .slots = (comm->experts + plan.experts.replicas) / ep,
-                                         .width = width,
-                                         .type = held(rows.dtype)});
-      most = {std::max(most.there, each.there), std::max(most.back, each.back), std::max(most.copies, each.copies), std::max(most.words, each.words)};
-      kept += each.kept;
-    }
-  }
-  return {most.there + most.back + most.copies + most.words + kept * (plan.parallelism.pp > 1 ? plan.micro_batches : 1)};
 }
 
 Program lower_for_run(const Problem& problem, const Plan& plan, const WalkOptions& options, int rank) {

@@ -14,14 +14,8 @@ void refuse_what_cannot_run(const Problem& problem, const Plan& plan, const Back
 /// Whether tokens go once to each rank (or node) that has some of their experts: the runtime is priced so, and no
 /// exchange is in pieces.
 [[nodiscard]] bool tokens_go_once(const Problem& problem, const Plan& plan, const WalkOptions& options);
-/// Expert ranks of a node, where tokens go to nodes first; 0: to the ranks at once, as the plan wants it, or since the
-/// expert group does not span several whole nodes.
-[[nodiscard]] int ranks_of_a_node(const Problem& problem, const Plan& plan);
 /// Makes the exchanges of a program those of tokens that go once, if they do.
 void exchange_once(Program& program, const Problem& problem, const Plan& plan, const WalkOptions& options);
-
-/// The most that tokens that go once take beside the arena while they are on their way; `program` is that of `exchange_once`.
-[[nodiscard]] Bytes rooms_for_once(const Program& program, const Problem& problem, const Plan& plan, const HeldType& held);
 
 /// The program of a rank with ragged buffers of the run's bound: `options.routed_bound`, but never more than all rows
 /// of the expert group.

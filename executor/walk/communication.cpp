@@ -52,6 +52,10 @@ void Walk::communicate(const Instance& i, const BlockNode& n, const RoutedCall& 
   before_compute(group, backend_);
 }
 
+std::string Walk::place_of(const Instance& i) const {
+  return fmt::format("layer {}, micro-batch {}", program_.slots[index(i.slot)].layer, i.micro_batch);
+}
+
 /// Before rows go to the experts the first time: how many of whom. Expert-tensor ranks take the rows of all of them.
 void Walk::learn_routes(const Instance& i, const BlockNode& n, std::size_t ordinal, const PassPlacement& place,
                         const TensorView& to, MicroBatchState& state) {
@@ -83,13 +87,8 @@ void Walk::learn_routes(const Instance& i, const BlockNode& n, std::size_t ordin
   else
     step_routes_.push_back({i.slot, i.micro_batch, mine});
   const auto& arriving = neighbours ? mine.rows_in_calls : mine.rows_of_expert;
-  const std::int64_t rows = std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}),
-                     width = to.shape[to.shape.rank - 1], bound = to.shape.elements() / width;
-  if (rows > bound)
-    throw std::runtime_error(
-        fmt::format("layer {}, micro-batch {}: {} rows reach the experts of rank {}, its buffer holds {} (overflow "
-                    "action: stop); a larger --routed-bound or a --capacity-factor would do",
-                    layer, i.micro_batch, rows, ranks_->place().rank, bound));
+  require_rows(place_of(i), std::accumulate(arriving.begin(), arriving.end(), std::int64_t{0}), fmt::format("rank {}", ranks_->place().rank),
+               to.shape.elements() / width_of(to));
 }
 
 void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall& routed, const PassPlacement& place,
@@ -118,7 +117,7 @@ void Walk::exchange_rows(const Instance& i, const BlockNode& n, const RoutedCall
     const Routes& part = all.parts.at(index(routed.piece));
     (dispatch ? to : from) = from_row(dispatch ? to : from, part.received_before);
     if (backend_.name() != "null")
-      by.scratch += (dispatch ? 0 : staging_bytes_.value / 2) +
+      by.scratch += (dispatch ? 0 : staged_.buffer.value / 2) +
                     (part.sent_before + part.received_before) * width_of(from) * plain_bytes(from.dtype);
     if (!dispatch && routed.piece == 0) clear_rest(by, all, to);
     // Pieces of another value going the same way (rows sent again for backward, beside its gradients) lie where these will: they land first.
@@ -186,7 +185,7 @@ void Walk::reduce_gradients(const Instance& i, const MicroBatchState& state) {
   const SlotPlacement& place = arena_.lane(i.micro_batch).slots[index(i.slot)];
   const Block& b = block_of(i.slot);
   const DType type = backend_.held(problem_.runtime.reduce);
-  const std::int64_t width = plain_bytes(type), room = staging_bytes_.value / width;
+  const std::int64_t width = plain_bytes(type), room = staged_.buffer.value / width;
   struct Piece {
     const Parameter* parameter;
     std::int64_t first, count;  ///< in the staging memory: its place there, and what each rank keeps of it

@@ -1,5 +1,7 @@
 #include "executor/walk/exchange.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <numeric>
@@ -66,6 +68,13 @@ std::vector<std::int64_t> scaled(std::span<const std::int64_t> rows, std::int64_
 std::vector<std::int64_t> received_by_rank(const Routes& r) { return by_rank(r.received, r.local_experts); }
 
 }  // namespace
+
+void require_rows(const std::string& where, std::int64_t rows, const std::string& whose, std::int64_t bound) {
+  if (rows > bound)
+    throw std::runtime_error(fmt::format("{}: {} rows reach the experts of {}, its buffer holds {} (overflow action: stop); a larger --routed-bound "
+                                         "or a --capacity-factor would do",
+                                         where, rows, whose, bound));
+}
 
 Wire wire_of(DType held) {
   if (is_transferable(held)) return {held, 1};

@@ -44,6 +44,8 @@ struct Routes {
 
 /// Rows that a rank may say it has: numbers of rows are i32.
 inline constexpr std::int64_t kMostRows = (std::int64_t{1} << 31) - 1;
+/// Throws where more rows reach the experts of `whose` ("rank 3") than its buffer holds; `where`: the layer and micro-batch.
+void require_rows(const std::string& where, std::int64_t rows, const std::string& whose, std::int64_t bound);
 
 /// Tells the group how many rows of this rank's tokens each of the experts (all of the layer's) is to get, and learns
 /// the same of the others. `slots`: the expert of each slot, rank by rank; empty: in their order.

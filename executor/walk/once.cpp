@@ -16,17 +16,28 @@ namespace {
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t sum(const std::vector<std::int64_t>& v) { return std::accumulate(v.begin(), v.end(), std::int64_t{0}); }
 
-/// With an eighth to spare: what is needed follows the routing, and a device allocates slowly.
-std::int64_t spared(std::int64_t bytes) { return std::max<std::int64_t>(256, bytes) * 9 / 8; }
+/// The buffer in its three parts.
+struct Rooms {
+  const OnceBytes& most;
+  std::byte* at;
 
-TensorView in(Room& room, DType type, const Shape& shape, Backend& backend) {
-  const std::int64_t bytes = plain_bytes(type) * shape.elements();
-  if (room.bytes == 0 || room.bytes < bytes) {
-    room.memory.reset();
-    room.bytes = spared(bytes);
-    room.memory = backend.allocate({room.bytes}, "tokens on their way to experts");
+  [[nodiscard]] TensorView there(DType type, const Shape& shape) const { return part(0, most.there, type, shape); }
+  [[nodiscard]] TensorView back(DType type, const Shape& shape) const { return part(most.there.value, most.back, type, shape); }
+  [[nodiscard]] TensorView words(const Shape& shape) const { return part((most.there + most.back).value, most.words, DType::f32, shape); }
+
+ private:
+  [[nodiscard]] TensorView part(std::int64_t from, Bytes room, DType type, const Shape& shape) const {
+    if (stored_bytes(type, shape) > room) throw std::logic_error("tokens on their way to experts in too little room");
+    return {at + from, type, shape};
   }
-  return {room.memory.get(), type, shape};
+};
+
+/// Four bytes an element, behind what the routes have so far.
+TensorView kept(OnceRoutes& routes, DType type, const Shape& shape) {
+  const TensorView out{routes.memory.get() + routes.used, type, shape};
+  routes.used += (4 * shape.elements() + 255) / 256 * 256;
+  if (routes.used > routes.most.ways.value) throw std::logic_error("the ways of tokens in too little room");
+  return out;
 }
 
 void write(const TensorView& to, const std::vector<std::int64_t>& from, Backend& backend) {
@@ -50,10 +61,10 @@ void exchange(Communicator& group, const TensorView& from, const std::vector<std
 
 /// Numbers of each row, by way of the host.
 std::vector<float> exchange_numbers(Hop& hop, std::span<const float> mine, std::int64_t width, bool back,
-                                    Backend& backend, OnceRooms& rooms) {
+                                    Backend& backend, const Rooms& rooms) {
   const std::vector<std::int64_t>&sent = back ? hop.received : hop.sent, &received = back ? hop.sent : hop.received;
   const std::int64_t here = sum(sent) * width, there = sum(received) * width;
-  const TensorView all = in(rooms.words, DType::f32, {here + there}, backend);
+  const TensorView all = rooms.words({here + there});
   const TensorView from{all.data, DType::f32, {here}}, to{all.data + 4 * here, DType::f32, {there}};
   if (here > 0) backend.write(from, mine);
   exchange(*hop.group, from, sent, to, received, width, backend);
@@ -83,7 +94,7 @@ op::Permute permute_of(std::int64_t tokens, std::int64_t top, std::int64_t width
   return {.tokens = tokens, .top_k = top, .width = width, .experts = kinds};
 }
 
-/// Rows once for each choice; in `to`, which has room for all of them.
+/// Rows once for each choice that is one.
 void copy_rows(const op::Permute& op, const TensorView& x, const TensorView& choices, const TensorView& map,
                const TensorView& to, Backend& backend) {
   if (op.tokens == 0) return;
@@ -98,36 +109,33 @@ void sum_rows(const op::Permute& op, const TensorView& rows, const TensorView& c
                std::array{x, TensorView{}, rows, TensorView{}}, {});
 }
 
-TensorView choices_of(Hop& hop) { return {hop.choices.memory.get(), DType::i32, {hop.tokens, hop.top}}; }
-TensorView map_of(Hop& hop) { return {hop.map.memory.get(), DType::i32, {hop.tokens, hop.top}}; }
-
 std::int64_t width_of(const TensorView& t) { return t.shape[t.shape.rank - 1]; }
 
 /// All hops there: what has arrived, in `rooms.back`.
-TensorView there(OnceRoutes& routes, const TensorView& x, Backend& backend, OnceRooms& rooms) {
+TensorView there(OnceRoutes& routes, const TensorView& x, Backend& backend, const Rooms& rooms) {
   TensorView rows = x;
   const std::int64_t width = width_of(x);
   for (Hop& hop : routes.hops) {
     const op::Permute op = permute_of(hop.tokens, hop.top, width, hop.group->size());
-    const TensorView out = in(rooms.there, x.dtype, {hop.tokens * hop.top, width}, backend);
+    const TensorView out = rooms.there(x.dtype, {hop.rows.sent, width});
     rows.shape = {hop.tokens, width};
-    copy_rows(op, rows, choices_of(hop), map_of(hop), out, backend);
-    rows = in(rooms.back, x.dtype, {hop.rows.received, width}, backend);
+    copy_rows(op, rows, hop.choices, hop.map, out, backend);
+    rows = rooms.back(x.dtype, {hop.rows.received, width});
     exchange(*hop.group, out, hop.sent, rows, hop.received, width, backend);
   }
   return rows;
 }
 
 /// All hops back: `rows` of the tokens that had arrived -> `y`, summed over where they had gone.
-void back(OnceRoutes& routes, TensorView rows, const TensorView& y, Backend& backend, OnceRooms& rooms) {
+void back(OnceRoutes& routes, TensorView rows, const TensorView& y, Backend& backend, const Rooms& rooms) {
   const std::int64_t width = width_of(y);
   for (std::size_t h = routes.hops.size(); h-- > 0;) {
     Hop& hop = routes.hops[h];
-    const TensorView out = in(rooms.there, y.dtype, {hop.tokens * hop.top, width}, backend);
+    const TensorView out = rooms.there(y.dtype, {hop.rows.sent, width});
     exchange(*hop.group, rows, hop.received, out, hop.sent, width, backend);
-    TensorView to = h == 0 ? y : in(rooms.back, y.dtype, {hop.tokens, width}, backend);
+    TensorView to = h == 0 ? y : rooms.back(y.dtype, {hop.tokens, width});
     to.shape = {hop.tokens, width};
-    sum_rows(permute_of(hop.tokens, hop.top, width, hop.group->size()), out, choices_of(hop), map_of(hop), to, backend);
+    sum_rows(permute_of(hop.tokens, hop.top, width, hop.group->size()), out, hop.choices, hop.map, to, backend);
     rows = to;
   }
 }
@@ -138,42 +146,18 @@ TensorView first(TensorView t, std::int64_t n) {
   return t;
 }
 
-TensorView local_choices(OnceRoutes& r) { return {r.choices.memory.get(), DType::i32, {r.arrived, r.top}}; }
-TensorView local_map(OnceRoutes& r) { return {r.map.memory.get(), DType::i32, {r.arrived, r.top}}; }
-TensorView local_weights(OnceRoutes& r) { return {r.weights.memory.get(), DType::f32, {r.arrived, r.top}}; }
 op::Permute local_permute(const OnceRoutes& r, std::int64_t width) {
   return permute_of(r.arrived, r.top, width, static_cast<std::int64_t>(r.rows_of_expert.size()));
 }
 
 }  // namespace
 
-OnceBytes most_bytes(const OnceShape& of) {
-  OnceBytes out;
-  const std::int64_t row = plain_bytes(of.type) * of.width, word = 4;
-  std::int64_t here = of.tokens, node = 1;
-  for (std::size_t h = 1; h < of.ranks.size(); ++h) node *= of.ranks[h];
-  for (std::size_t h = 0; h < of.ranks.size(); ++h) {
-    // Each token that comes has a copy on this rank, or on another one of its node.
-    const std::int64_t top = std::min(of.top_k, of.ranks[h]), sent = here * top,
-                       received = std::min(here * of.ranks[h], h + 1 < of.ranks.size() ? node * of.rows : of.rows);
-    out.there = std::max(out.there, sent * row);
-    out.back = std::max({out.back, received * row, h > 0 ? here * row : 0});
-    out.words = std::max(out.words, (sent + received) * 2 * of.top_k * word);
-    out.kept += 2 * spared(sent * word);
-    here = received;
-  }
-  const std::int64_t copies = here * std::min(of.top_k, of.slots);
-  out.copies = 2 * copies * row;
-  out.words = std::max(out.words, copies * word);
-  out.kept += 3 * spared(copies * word);
-  for (std::int64_t* room : {&out.there, &out.back, &out.copies, &out.words}) *room = spared(*room);
-  return out;
-}
-
 void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, std::int64_t>>& groups,
                 std::int64_t first_slot, std::int64_t local_slots, std::int64_t tokens, std::int64_t top_k,
-                std::vector<std::int64_t> slots, std::vector<float> weights, Backend& backend, OnceRooms& rooms) {
-  routes.tokens = tokens, routes.top_k = top_k;
+                std::vector<std::int64_t> slots, std::vector<float> weights, Backend& backend, std::byte* buffer,
+                const std::string& where) {
+  const Rooms rooms{routes.most, buffer};
+  routes.tokens = tokens, routes.top_k = top_k, routes.used = 0;
   routes.hops.resize(groups.size());
   std::int64_t here = tokens;
   for (std::size_t h = 0; h < groups.size(); ++h) {
@@ -196,27 +180,38 @@ void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, s
     for (std::int64_t t = 0; t < here; ++t)
       std::copy(ways[index(t)].begin(), ways[index(t)].end(), choices.begin() + t * hop.top);
     hop.sent.clear();
+    std::vector<std::int64_t> said;  // to each rank: tokens, and their copies
     std::vector<float> numbers;
     for (std::int64_t r = 0; r < ranks; ++r) {
       hop.sent.push_back(static_cast<std::int64_t>(rows_for[index(r)].size()));
+      said.insert(said.end(), {hop.sent.back(), 0});
       for (const std::int64_t t : rows_for[index(r)]) {
         hop.order.push_back(t);
         for (std::int64_t j = 0; j < top_k; ++j) {
           const std::int64_t s = slots[index(t * top_k + j)];
-          numbers.push_back(s >= 0 && s / each % ranks == r ? static_cast<float>(s) : -1.0f);
+          const bool theirs = s >= 0 && s / each % ranks == r;
+          numbers.push_back(theirs ? static_cast<float>(s) : -1.0f);
+          said.back() += theirs;
         }
         numbers.insert(numbers.end(), weights.begin() + t * top_k, weights.begin() + (t + 1) * top_k);
       }
     }
-    const std::vector<std::int64_t> all = group->gather_words(hop.sent);
+    const std::vector<std::int64_t> all = group->gather_words(said);
     require_counts(*group, all, kMostRows, "the tokens that it sends to a rank");
     hop.received.clear();
-    for (std::int64_t r = 0; r < ranks; ++r) hop.received.push_back(all[index(r * ranks + group->rank())]);
-    hop.rows = {.sent = sum(hop.sent), .received = sum(hop.received), .own = hop.sent[index(group->rank())]};
-    write(in(hop.choices, DType::i32, {here, hop.top}, backend), choices, backend);
-    (void)in(hop.map, DType::i32, {here, hop.top}, backend);
-    const std::vector<float> arrived = exchange_numbers(hop, numbers, 2 * top_k, false, backend, rooms);
+    std::int64_t copies = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      hop.received.push_back(all[index(2 * (r * ranks + group->rank()))]);
+      copies += all[index(2 * (r * ranks + group->rank()) + 1)];
+    }
     const bool last = h + 1 == groups.size();
+    const int rank = group->world_ranks()[index(group->rank())];
+    if (last) require_rows(where, copies, fmt::format("rank {}", rank), routes.most.rows);
+    else require_rows(where, copies, fmt::format("the node of rank {}", rank), routes.most.rows * groups.back().first->size());
+    hop.rows = {.sent = sum(hop.sent), .received = sum(hop.received), .own = hop.sent[index(group->rank())]};
+    hop.choices = kept(routes, DType::i32, {here, hop.top}), hop.map = kept(routes, DType::i32, {here, hop.top});
+    write(hop.choices, choices, backend);
+    const std::vector<float> arrived = exchange_numbers(hop, numbers, 2 * top_k, false, backend, rooms);
     const std::int64_t all_slots = groups.front().second * groups.front().first->size();
     require_slots(hop, arrived, 2 * top_k, top_k, last ? first_slot : 0, last ? first_slot + local_slots : all_slots);
     here = hop.rows.received;
@@ -246,58 +241,44 @@ void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, s
       ++routes.rows_of_expert.at(index(s - first_slot)), ++routes.rows;
     }
   }
-  write(in(routes.choices, DType::i32, {here, routes.top}, backend), choices, backend);
-  const TensorView w = in(routes.weights, DType::f32, {here, routes.top}, backend);
-  if (!shares.empty()) backend.write(w, shares);
-  (void)in(routes.map, DType::i32, {here, routes.top}, backend);
+  routes.choices = kept(routes, DType::i32, {here, routes.top}), routes.map = kept(routes, DType::i32, {here, routes.top});
+  routes.weights = kept(routes, DType::f32, {here, routes.top});
+  write(routes.choices, choices, backend);
+  if (!shares.empty()) backend.write(routes.weights, shares);
 }
 
-void dispatch_once(OnceRoutes& routes, const TensorView& x, const TensorView& to, Backend& backend, OnceRooms& rooms) {
-  const std::int64_t width = width_of(x);
-  const TensorView arrived = there(routes, x, backend, rooms);
-  const TensorView copies = in(rooms.copies, x.dtype, {routes.arrived * routes.top, width}, backend);
-  copy_rows(local_permute(routes, width), arrived, local_choices(routes), local_map(routes), copies, backend);
-  if (routes.rows > 0) backend.copy(first(copies, routes.rows), first(to, routes.rows));
+void dispatch_once(OnceRoutes& routes, const TensorView& x, const TensorView& to, Backend& backend, std::byte* buffer) {
+  const TensorView arrived = there(routes, x, backend, {routes.most, buffer});
+  copy_rows(local_permute(routes, width_of(x)), arrived, routes.choices, routes.map, first(to, routes.rows), backend);
 }
 
-void collect_once(OnceRoutes& routes, const TensorView& from, const TensorView& dx, Backend& backend,
-                  OnceRooms& rooms) {
-  const std::int64_t width = width_of(dx);
-  const TensorView copies = in(rooms.copies, dx.dtype, {routes.arrived * routes.top, width}, backend);
-  if (routes.rows > 0) backend.copy(first(from, routes.rows), first(copies, routes.rows));
-  const TensorView sums = in(rooms.back, dx.dtype, {routes.arrived, width}, backend);
-  sum_rows(local_permute(routes, width), copies, local_choices(routes), local_map(routes), sums, backend);
+void collect_once(OnceRoutes& routes, const TensorView& from, const TensorView& dx, Backend& backend, std::byte* buffer) {
+  const Rooms rooms{routes.most, buffer};
+  const TensorView sums = rooms.back(dx.dtype, {routes.arrived, width_of(dx)});
+  sum_rows(local_permute(routes, width_of(dx)), first(from, routes.rows), routes.choices, routes.map, sums, backend);
   back(routes, sums, dx, backend, rooms);
 }
 
-void combine_once(OnceRoutes& routes, const TensorView& from, const TensorView& y, Backend& backend, OnceRooms& rooms) {
-  const std::int64_t width = width_of(y);
-  const TensorView copies = in(rooms.copies, y.dtype, {routes.arrived * routes.top, width}, backend);
-  if (routes.rows > 0) backend.copy(first(from, routes.rows), first(copies, routes.rows));
-  const TensorView sums = in(rooms.back, y.dtype, {routes.arrived, width}, backend);
-  const op::Combine op{.tokens = routes.arrived, .top_k = routes.top, .width = width};
+void combine_once(OnceRoutes& routes, const TensorView& from, const TensorView& y, Backend& backend, std::byte* buffer) {
+  const Rooms rooms{routes.most, buffer};
+  const TensorView sums = rooms.back(y.dtype, {routes.arrived, width_of(y)});
+  const op::Combine op{.tokens = routes.arrived, .top_k = routes.top, .width = width_of(y)};
   if (routes.arrived > 0)
-    backend.call({op, Pass::forward, {}}, std::array{copies, local_weights(routes), local_map(routes), sums},
+    backend.call({op, Pass::forward, {}}, std::array{first(from, routes.rows), routes.weights, routes.map, sums},
                  std::array<TensorView, 4>{}, {});
   back(routes, sums, y, backend, rooms);
 }
 
 void spread_once(OnceRoutes& routes, const TensorView& dy, const TensorView& rows, const TensorView& to,
-                 const TensorView& d_weights, Backend& backend, OnceRooms& rooms) {
-  const std::int64_t width = width_of(dy), most = routes.arrived * routes.top;
+                 const TensorView& d_weights, Backend& backend, std::byte* buffer) {
+  const Rooms rooms{routes.most, buffer};
   const TensorView arrived = there(routes, dy, backend, rooms);
-  // Results and their gradients, with room for what the contract says.
-  const TensorView both = in(rooms.copies, dy.dtype, {2 * most, width}, backend), results = first(both, most);
-  TensorView gradients = results;
-  gradients.data += most * width * plain_bytes(dy.dtype);
-  std::vector<float> weights(index(most));
+  std::vector<float> weights(index(routes.arrived * routes.top));
   if (routes.arrived > 0) {
-    if (routes.rows > 0) backend.copy(first(rows, routes.rows), first(results, routes.rows));
-    const TensorView d = in(rooms.words, DType::f32, {routes.arrived, routes.top}, backend);
-    backend.call({op::Combine{.tokens = routes.arrived, .top_k = routes.top, .width = width}, Pass::backward, {}},
-                 std::array{results, local_weights(routes), local_map(routes), TensorView{}},
-                 std::array{gradients, d, TensorView{}, arrived}, {});
-    if (routes.rows > 0) backend.copy(first(gradients, routes.rows), first(to, routes.rows));
+    const TensorView d = rooms.words({routes.arrived, routes.top});
+    backend.call({op::Combine{.tokens = routes.arrived, .top_k = routes.top, .width = width_of(dy)}, Pass::backward, {}},
+                 std::array{first(rows, routes.rows), routes.weights, routes.map, TensorView{}},
+                 std::array{first(to, routes.rows), d, TensorView{}, arrived}, {});
     backend.wait();
     if (d_weights.present()) backend.read(d, weights);
   }

@@ -8,15 +8,9 @@
 /// the ranks; its backward sums what comes back. Two hops are two of them.
 
 #include "executor/walk/exchange.hpp"
-#include "sim/program/block.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
-
-/// Memory that grows as needed.
-struct Room {
-  Backend::Memory memory;
-  std::int64_t bytes = 0;
-};
 
 /// One exchange of rows, of one layer and micro-batch.
 struct Hop {
@@ -25,63 +19,44 @@ struct Hop {
   std::int64_t tokens = 0, top = 1;          ///< rows here, and to how many ranks of the group one of them goes at most
   std::vector<std::int64_t> sent, received;  ///< rows by rank
   std::vector<std::int64_t> order;           ///< of each row sent: which row here it is
-  Room choices, map;                         ///< i32 [tokens, top]: the ranks, and which row sent that is
+  TensorView choices, map;                   ///< i32 [tokens, top]: the ranks, and which row sent that is
 };
 
 /// What is known of the rows of a layer and micro-batch on their way there: kept for the way back and the backward
 /// pass.
 struct OnceRoutes {
+  OnceBytes most;          ///< bytes and rows that there is room for
+  Backend::Memory memory;  ///< of the tensors here: `most.ways`
+  std::int64_t used = 0;   ///< bytes of it
   std::vector<Hop> hops;
   std::int64_t tokens = 0, top_k = 1;  ///< of this rank, and the router's choices of each
   std::int64_t arrived = 0, top = 1,
                rows = 0;  ///< tokens that arrived, how many copies one of them has here at most, and all copies
   std::vector<std::int64_t> rows_of_expert;  ///< by local slot
   std::vector<std::int64_t> place;           ///< [arrived, top]: which of the token's choices a copy is; -1: none
-  Room choices, weights, map;                ///< [arrived, top]: local slot (i32), weight (f32), row of the copy (i32)
-  [[nodiscard]] Bytes bytes() const {
-    std::int64_t sum = choices.bytes + weights.bytes + map.bytes;
-    for (const Hop& hop : hops) sum += hop.choices.bytes + hop.map.bytes;
-    return {sum};
-  }
+  TensorView choices, weights, map;          ///< [arrived, top]: local slot (i32), weight (f32), row of the copy (i32)
 };
-
-/// Buffers that all exchanges share, one at a time.
-struct OnceRooms {
-  Room there, back, copies, words;
-  [[nodiscard]] Bytes bytes() const { return {there.bytes + back.bytes + copies.bytes + words.bytes}; }
-};
-
-/// The most that rooms and what is kept of the rows take where tokens of a block's exchange go these ways: `ranks` of each hop's group, `tokens` of a
-/// rank, each of `top_k` experts, rows of `width` elements of `type`, of which at most `rows` reach the `slots` experts of a rank.
-struct OnceShape {
-  std::vector<std::int64_t> ranks;
-  std::int64_t tokens = 0, top_k = 1, rows = 0, slots = 1, width = 0;
-  DType type = DType::bf16;
-};
-struct OnceBytes {
-  std::int64_t there = 0, back = 0, copies = 0, words = 0;   ///< rooms that all exchanges share
-  std::int64_t kept = 0;                                     ///< of each layer and micro-batch
-};
-[[nodiscard]] OnceBytes most_bytes(const OnceShape& of);
 
 /// What the source knows: `slots` [tokens, top_k], the slot of each copy over the expert ranks (-1: dropped, or an
 /// expert without weights), and its `weights`. `groups` are the ways, each with how many slots one of its ranks stands
 /// for: [(expert group, slots of a rank)], or [(ranks of the same number on all nodes, slots of a node), (ranks of a
-/// node, slots of a rank)]. Learns what the others send; all ranks call it.
+/// node, slots of a rank)]. Learns what the others send; all ranks call it. `buffer`: of `routes.most.buffer()` bytes, here
+/// and below. `where`: the layer and micro-batch, for whoever reads that more rows come than there is room for.
 void learn_once(OnceRoutes& routes, const std::vector<std::pair<Communicator*, std::int64_t>>& groups,
                 std::int64_t first_slot, std::int64_t local_slots, std::int64_t tokens, std::int64_t top_k,
-                std::vector<std::int64_t> slots, std::vector<float> weights, Backend& backend, OnceRooms& rooms);
+                std::vector<std::int64_t> slots, std::vector<float> weights, Backend& backend, std::byte* buffer,
+                const std::string& where);
 
 /// `x` [tokens, width] -> `to` [rows, width], by local slot, then by who sent it and token.
-void dispatch_once(OnceRoutes& routes, const TensorView& x, const TensorView& to, Backend& backend, OnceRooms& rooms);
+void dispatch_once(OnceRoutes& routes, const TensorView& x, const TensorView& to, Backend& backend, std::byte* buffer);
 /// The gradient of `dispatch_once`: `from` like its `to` -> `dx` [tokens, width], summed over copies.
-void collect_once(OnceRoutes& routes, const TensorView& from, const TensorView& dx, Backend& backend, OnceRooms& rooms);
+void collect_once(OnceRoutes& routes, const TensorView& from, const TensorView& dx, Backend& backend, std::byte* buffer);
 /// `from` [rows, width], the copies' results -> `y` [tokens, width], their weighted sum.
-void combine_once(OnceRoutes& routes, const TensorView& from, const TensorView& y, Backend& backend, OnceRooms& rooms);
+void combine_once(OnceRoutes& routes, const TensorView& from, const TensorView& y, Backend& backend, std::byte* buffer);
 /// The gradient of `combine_once`: `dy` -> `to`, of the copies' results `rows`; and, where it is present, of the
 /// weights [tokens, top_k].
 void spread_once(OnceRoutes& routes, const TensorView& dy, const TensorView& rows, const TensorView& to,
-                 const TensorView& d_weights, Backend& backend, OnceRooms& rooms);
+                 const TensorView& d_weights, Backend& backend, std::byte* buffer);
 
 /// Writes a block's exchanges so: permute and dispatch become one call from tokens to copies, combine and its sum one
 /// call back, and their gradients likewise. Reads and writes are those of the new calls, from which lifetimes follow.

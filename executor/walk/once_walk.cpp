@@ -12,11 +12,34 @@
 
 namespace moeplan {
 
-Bytes Walk::staged() const {
-  Bytes out = staging_bytes_ + rooms_.bytes();
-  for (const MicroBatchState& lane : lanes_)
-    for (const auto& [slot, once] : lane.once) out += once.bytes();
-  return out;
+/// The buffer of exchanges and reductions, and what is kept of the ways of tokens that go once. Copies go by themselves where the program says so,
+/// whatever the runtime: those of a rank alone, and of blocks that `exchanged_once` leaves as they are.
+void Walk::place_staging() {
+  const HeldType held = [this](DType t) { return backend_.held(t); };
+  const auto of_copies = [](const BlockNode& n) {
+    const CommCall* comm = std::get_if<CommCall>(&n.call);
+    return comm && comm->group == Group::expert && n.operands.empty();
+  };
+  if (tokens_go_once(problem_, plan_, options_)) staged_ = moeplan::staging(program_, problem_, plan_, held);
+  if (staged_.ways.value == 0 || std::any_of(program_.blocks.begin(), program_.blocks.end(), [&](const Block& b) { return std::any_of(b.forward.begin(), b.forward.end(), of_copies); })) {
+    Problem apart = problem_;
+    apart.runtime.deduplicated_dispatch = false;
+    staged_.buffer = std::max(staged_.buffer, moeplan::staging(program_, apart, plan_, held).buffer);
+  }
+  staging_ = backend_.allocate(staged_.buffer, "exchange and reduction buffer");
+  for (std::size_t slot = 0; slot < program_.slots.size() && staged_.ways.value > 0; ++slot) {
+    const Block& b = block_of(static_cast<std::int32_t>(slot));
+    for (const BlockNode& n : b.forward) {
+      const CommCall* comm = std::get_if<CommCall>(&n.call);
+      if (!comm || comm->collective != Collective::dispatch) continue;
+      const OnceBytes most = once_bytes(b, n, problem_, plan_, held);
+      for (MicroBatchState& lane : lanes_) {
+        OnceRoutes& once = lane.once[static_cast<std::int32_t>(slot)];
+        once.most = most;
+        once.memory = backend_.allocate(most.ways, "ways of tokens to experts");
+      }
+    }
+  }
 }
 
 /// One hop to each rank, or two where the plan wants them and the expert group spans whole nodes.
@@ -87,9 +110,9 @@ Routes Walk::learn_tokens(const Instance& i, const BlockNode& n, const PassPlace
   const std::int64_t local = static_cast<std::int64_t>(slots.size()) / plan_.parallelism.ep;
   std::vector<std::pair<Communicator*, std::int64_t>> ways = ways_;
   for (auto& [group, each] : ways) each *= local;
-  OnceRoutes& once = state.once[i.slot];
+  OnceRoutes& once = state.once.at(i.slot);
   learn_once(once, ways, rank * local, local, router.tokens, router.top_k, std::move(wanted),
-             numbers(value_view(i.slot, place, n.operands[2], shape, state)), backend_, rooms_);
+             numbers(value_view(i.slot, place, n.operands[2], shape, state)), backend_, staging_.get(), place_of(i));
   Routes out{.local_experts = local, .sent = {}, .received = {}, .rows_of_expert = once.rows_of_expert};
   for (const Hop& hop : once.hops) out.hops.push_back(hop.rows);
   return out;
@@ -109,13 +132,13 @@ void Walk::exchange_once(const Instance& i, const BlockNode& n, const PassPlacem
   if (dispatch && there && i.phase == Phase::forward) learn_routes(i, n, 0, place, to, state);
   OnceRoutes& once = state.once.at(i.slot);
   if (dispatch && there)
-    dispatch_once(once, first, to, backend_, rooms_);
+    dispatch_once(once, first, to, backend_, staging_.get());
   else if (dispatch)
-    spread_once(once, first, value(n.operands[1]), to, value(n.gradients[0]), backend_, rooms_);
+    spread_once(once, first, value(n.operands[1]), to, value(n.gradients[0]), backend_, staging_.get());
   else if (there)
-    combine_once(once, first, to, backend_, rooms_);
+    combine_once(once, first, to, backend_, staging_.get());
   else
-    collect_once(once, first, to, backend_, rooms_);
+    collect_once(once, first, to, backend_, staging_.get());
   tell(i.phase == Phase::forward ? "forward" : "backward");
 }
 

@@ -92,10 +92,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   gathered_.assign(program.slots.size(), -1);
   arriving_.resize(program.slots.size());
   fetching_.resize(program.slots.size());
-  if (ranks_) {
-    staging_bytes_ = moeplan::staging(program_, problem_, plan_, [&](DType t) { return backend.held(t); });
-    staging_ = backend_.allocate(staging_bytes_, "exchange and reduction buffer");
-  }
+  if (ranks_) place_staging();
   find_ways();
 }
 

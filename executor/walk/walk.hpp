@@ -101,7 +101,7 @@ class Walk {
     return lanes_.front().result.routing;
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
-  [[nodiscard]] Bytes staged() const;  ///< held beside the arena for exchanges and reductions
+  [[nodiscard]] Bytes staged() const { return staged_.buffer + staged_.ways; }  ///< held beside the arena for calls to other ranks
   [[nodiscard]] Bytes host() const { return arena_.host_size; }  ///< kept values in host memory
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
@@ -186,7 +186,10 @@ class Walk {
                      MicroBatchState& state);
   [[nodiscard]] Routes learn_tokens(const Instance& i, const BlockNode& n, const PassPlacement& place,
                                     MicroBatchState& state);
+  void place_staging();
   void find_ways();
+  /// As whoever reads a message is told.
+  [[nodiscard]] std::string place_of(const Instance& i) const;
   void copy_kept(const Instance& i, const BlockNode& n, const PassPlacement& place);
   void claim(std::int32_t buffer);
   void meet_copies(const Instance& i, const BlockNode& n, const PassPlacement& place, std::int32_t workspace);
@@ -294,7 +297,7 @@ class Walk {
   ArenaPlan arena_;
   Backend::Memory memory_;
   Backend::Memory staging_;  ///< of exchanges and reductions
-  Bytes staging_bytes_{};
+  Staged staged_;            ///< of it, and of the ways of tokens that go once
   /// Rows on their way, by the value that they will be.
   struct InFlight {
     const Instance* instance = nullptr;
@@ -306,7 +309,6 @@ class Walk {
   std::vector<InFlight> in_flight_;
   /// The ways of tokens that go once to each rank, and how many expert ranks one rank of each stands for.
   std::vector<std::pair<Communicator*, std::int64_t>> ways_;
-  OnceRooms rooms_;
   Backend::Memory given_;    ///< sums of squares of what went into sums over ranks in this step, one each
   std::int64_t given_sums_ = 0;
   std::vector<BlockNotes> notes_;

@@ -47,7 +47,8 @@ void backward(const op::Combine& op, const Frame& f) {
     auto* marks = f.scratch<std::uint8_t>();
     kernels::check(cudaMemsetAsync(marks, 0, static_cast<std::size_t>(copies), f.stream()), "combine backward [" + shape(op) + "]: marks");
     mark_rows<<<static_cast<unsigned>((copies + 255) / 256), 256, 0, f.stream()>>>(copies, row_map, marks);
-    clear_unmarked<<<static_cast<unsigned>((copies + 7) / 8), 256, 0, f.stream()>>>(copies, op.width / 8, marks, reinterpret_cast<uint4*>(drows));
+    const i64 present = f.ragged().rows < 0 ? copies : f.ragged().rows;
+    clear_unmarked<<<static_cast<unsigned>((copies + 7) / 8), 256, 0, f.stream()>>>(present, op.width / 8, marks, reinterpret_cast<uint4*>(drows));
     kernels::check_launch("combine backward: rows without a copy", shape(op));
   }
   combine::backward(dims_of(op), static_cast<int>(op.width), row_map, f["weights"].as<float>(), rows, dy, drows, dweights, f.stream());

@@ -32,7 +32,7 @@ void forward(const op::Permute& op, const Frame& f) {
   sort.workspace = scratch;
   permute::sort(sort, f.stream());
   permute::forward(dims, static_cast<int>(op.width), sort.row_of, x, rows, f.stream());
-  clear_rows_from(sort.offsets + op.experts, op.tokens * op.top_k, op.width, rows, f.stream());
+  clear_rows_from(sort.offsets + op.experts, f.ragged().rows < 0 ? op.tokens * op.top_k : f.ragged().rows, op.width, rows, f.stream());
 }
 
 void backward(const op::Permute& op, const Frame& f) {

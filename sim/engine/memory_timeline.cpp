@@ -18,7 +18,7 @@ class Walk {
   Walk(const Program& program, const Problem& problem, const Plan& plan, const Job& job, const Played& played, std::int32_t rank)
       : p_(program), model_end_(static_cast<std::int32_t>(problem.model.layers.size())), played_(played), rank_(rank), tasks_(job.programs[index(job.ranks[index(rank)].program)].task_of), pairs_(problem.runtime) {
     out_.rank = job.ranks[index(rank)].rank;
-    for (const Block& b : p_.blocks) memory_.push_back(block_memory(b, problem.runtime, plan));
+    for (const Block& b : p_.blocks) memory_.push_back(block_memory(b, problem, plan));
     StateBytes state = p_.resident;
     for (const Slot& s : p_.slots) {
       slots_.push_back(with_passes(slot_memory(p_.blocks[index(s.block)], s.sharding), memory_[index(s.block)]));
@@ -26,7 +26,7 @@ class Walk {
     }
     const MemoryBreakdown standing = standing_memory(state, problem, plan);
     for (const auto& [category, name] : EnumNames<MemoryCategory>::names) open(std::string(name), category, standing[category], 0);
-    open("exchange and reduction buffer", MemoryCategory::communication, staged_by(slots_), 0);
+    open("exchange and reduction buffer", MemoryCategory::communication, staged_by(slots_, plan), 0);
   }
 
   MemoryTimeline run() {

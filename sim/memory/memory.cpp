@@ -8,6 +8,7 @@
 
 #include "sim/memory/communicators.hpp"
 #include "sim/program/call_scratch.hpp"
+#include "sim/program/staging.hpp"
 
 namespace moeplan {
 namespace {
@@ -54,7 +55,7 @@ struct Peak {
 SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
   SlotMemory out;
   out.gathered = sharding.gathered;
-  out.staged = sharding.staged;
+  out.staged.buffer = sharding.staged;
   out.has_backward = !block.backward.empty();
   out.host = block.host;
   for (std::size_t i = 1; i < block.input_grads.size(); ++i)
@@ -64,11 +65,11 @@ SlotMemory slot_memory(const Block& block, const SlotSharding& sharding) {
   return out;
 }
 
-SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept, Bytes staged) {
+SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept, const Staged& staged) {
   slot.forward = &forward;
   slot.backward = &backward;
   slot.kept = kept;
-  slot.staged = std::max(slot.staged, staged);
+  slot.staged = {std::max(slot.staged.buffer, staged.buffer), staged.ways};
   return slot;
 }
 
@@ -79,10 +80,10 @@ SlotMemory with_passes(SlotMemory slot, const BlockMemory& block) {
   return slot;
 }
 
-Bytes staged_by(std::span<const SlotMemory> slots) {
-  Bytes most{};
-  for (const SlotMemory& s : slots) most = std::max(most, s.staged);
-  return most;
+Bytes staged_by(std::span<const SlotMemory> slots, const Plan& plan) {
+  Staged all;
+  for (const SlotMemory& s : slots) all = {std::max(all.buffer, s.staged.buffer), all.ways + s.staged.ways};
+  return all.buffer + all.ways * kept_ways(plan);
 }
 
 MemoryBreakdown standing_memory(const StateBytes& state, const Problem& problem, const Plan& plan) {
@@ -107,7 +108,7 @@ void add_allocator_reserve(MemoryBreakdown& m, const Runtime& runtime) {
 MemoryBreakdown stage_memory(const StageMemory& stage, const Problem& problem, const Plan& plan) {
   Peak best;
   Categories base = standing_memory(stage.state, problem, plan).at_peak;
-  add(base, MemoryCategory::communication, staged_by(stage.slots));
+  add(base, MemoryCategory::communication, staged_by(stage.slots, plan));
   Categories all_kept{};
   for (const SlotMemory& s : stage.slots) add(all_kept, s.kept);
   add(base, all_kept, stage.in_flight - 1);
@@ -167,7 +168,7 @@ const PassMemory& PairMemory::of(const Block& forward, const Block& backward) {
 MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemory& of, const Problem& problem, const Plan& plan) {
   Peak best;
   Categories now = standing_memory(of.state, problem, plan).at_peak;
-  add(now, MemoryCategory::communication, staged_by(of.slots));
+  add(now, MemoryCategory::communication, staged_by(of.slots, plan));
   Bytes host = of.state.host_weights + of.state.host_optimizer, most_host = host;
   std::map<std::pair<std::int32_t, std::int32_t>, bool> carried;   // by chunk and micro-batch
   Bytes unreduced{};
@@ -244,7 +245,7 @@ MemoryBreakdown list_memory(std::span<const Instance> instances, const ListMemor
 
 MemoryBreakdown memory(const Program& program, const Problem& problem, const Plan& plan) {
   std::vector<BlockMemory> blocks;
-  for (const Block& b : program.blocks) blocks.push_back(block_memory(b, problem.runtime, plan));
+  for (const Block& b : program.blocks) blocks.push_back(block_memory(b, problem, plan));
   ListMemory list;
   list.state = program.resident;
   for (const Slot& s : program.slots) {

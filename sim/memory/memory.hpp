@@ -21,7 +21,7 @@ struct SlotMemory {
   Bytes gathered{};           ///< unsharded weights while it runs
   Bytes carried_gradients{};  ///< accumulated gradients of the carried values that reach it
   Bytes unreduced{};          ///< its weight gradients until they are reduced
-  Bytes staged{};             ///< of the buffer that its calls to other ranks pass through: the stage holds the largest all the time
+  Staged staged{};            ///< of what its calls to other ranks hold all the time
   Bytes host{};               ///< kept in host memory, per micro-batch in flight
   bool has_backward = true;
 };
@@ -70,11 +70,11 @@ struct StageMemory {
 /// All but the passes and what is kept, which depend on the load.
 [[nodiscard]] SlotMemory slot_memory(const Block& block, const SlotSharding& sharding);
 /// Fills those in; the passes must outlive the result.
-[[nodiscard]] SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept, Bytes staged);
+[[nodiscard]] SlotMemory with_passes(SlotMemory slot, const PassMemory& forward, const PassMemory& backward, const std::array<Bytes, kMemoryCategories>& kept, const Staged& staged);
 [[nodiscard]] SlotMemory with_passes(SlotMemory slot, const BlockMemory& block);
 
-/// The buffer of slots that share it.
-[[nodiscard]] Bytes staged_by(std::span<const SlotMemory> slots);
+/// The buffer that slots share, and the ways of all.
+[[nodiscard]] Bytes staged_by(std::span<const SlotMemory> slots, const Plan& plan);
 
 /// Bytes that do not move during a step: states, communicators, context. The allocator's reserve is added to the peak.
 [[nodiscard]] MemoryBreakdown standing_memory(const StateBytes& state, const Problem& problem, const Plan& plan);

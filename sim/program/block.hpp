@@ -63,11 +63,18 @@ struct PassMemory {
   [[nodiscard]] Bytes peak() const { Bytes s{}; for (const Bytes b : at_peak) s += b; return s; }
 };
 
+/// What calls to other ranks hold beside the values, from the start of a run (staging.hpp).
+struct Staged {
+  Bytes buffer{};   ///< that they pass through, one at a time: a stage holds the largest of its slots'
+  Bytes ways{};     ///< of tokens that go once: of each slot and micro-batch under way
+  bool operator==(const Staged&) const = default;
+};
+
 struct BlockMemory {
   PassMemory forward, backward, weight_backward;
   std::array<Bytes, kMemoryCategories> put_off{};   ///< from the end of the backward pass to that of weight_backward
   std::array<Bytes, kMemoryCategories> kept{};      ///< from the end of the forward pass to the backward pass, inputs included where kept
-  Bytes staged{};                                   ///< of the buffer that calls pass through (staging.hpp), for the exchanges
+  Staged staged{};                                  ///< for the exchanges
   [[nodiscard]] Bytes kept_bytes() const { Bytes s{}; for (const Bytes b : kept) s += b; return s; }
 };
 

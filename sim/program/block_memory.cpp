@@ -64,12 +64,12 @@ void mark(const Block& block, std::vector<bool>& flags, const std::vector<ValueI
 
 }  // namespace
 
-BlockMemory block_memory(const Block& block) { return block_memory(block, Runtime{}, Plan{}); }
+BlockMemory block_memory(const Block& block) { return block_memory(block, Problem{}, Plan{}); }
 
-BlockMemory block_memory(const Block& block, const Runtime& runtime, const Plan& plan) {
-  const CallScratch scratch = call_scratch(block, runtime);
+BlockMemory block_memory(const Block& block, const Problem& problem, const Plan& plan) {
+  const CallScratch scratch = call_scratch(block, problem.runtime);
   BlockMemory out;
-  if (runtime.staged) out.staged = staged_rows(block, plan);
+  if (problem.runtime.staged) out.staged = staged_rows(block, problem, plan);
   std::vector<bool> none(block.values.size(), false), inputs = none, forward_stays = none, kept = none, carried = none;
   if (!block.inputs.empty()) mark(block, inputs, {block.inputs.front()});
   if (block.inputs.size() > 1) mark(block, carried, {block.inputs.begin() + 1, block.inputs.end()});

@@ -24,7 +24,7 @@ using CallScratch = std::function<Bytes(const BlockNode&)>;
 [[nodiscard]] CallScratch call_scratch(const Block& block, const Runtime& runtime);
 
 /// `block_memory` (block.hpp) with what the runtime's calls hold.
-[[nodiscard]] BlockMemory block_memory(const Block& block, const Runtime& runtime, const Plan& plan);
+[[nodiscard]] BlockMemory block_memory(const Block& block, const Problem& problem, const Plan& plan);
 /// The peak of a block that `side_by_side` made of a forward and a backward pass.
 [[nodiscard]] PassMemory side_by_side_memory(const Block& both, const Block& forward, const Block& backward, const Runtime& runtime);
 

@@ -124,6 +124,8 @@ const std::vector<Dimension>& dimensions() {
       {"StatesByChain", "tiny-kimi-k3", 8, Training::full, 16384, [](Pins& p) { p.cp = 2; p.state_passing = StatePassing::chain; }},
       {"ExpertTensor", "mixtral-8x7b", 16, Training::full, 4096, [](Pins& p) { p.tp = 2; p.etp = 2; }},
       {"Dispatch", "qwen3-30b-a3b", 16, Training::lora, 4096, [](Pins& p) { p.ep = 16; p.dispatch = DType::fp8; p.route = DispatchRoute::direct; }},
+      {"TokensOnce", "qwen3-30b-a3b", 16, Training::full, 4096, [](Pins& p) { p.pp = 2; p.ep = 8; p.route = DispatchRoute::direct; }, "cpu"},
+      {"TokensOnceToNodes", "deepseek-v2-lite", 32, Training::lora, 4096, [](Pins& p) { p.pp = 2; p.ep = 16; p.schedule = Schedule::zero_bubble; }, "cpu"},
       {"Chunks", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.ep = 8; p.expert_chunks = 4; }},
       {"Capacity", "qwen3-30b-a3b", 8, Training::full, 4096, [](Pins& p) { p.ep = 8; p.capacity_factor = 1.25; p.overflow = Overflow::reroute; }},
       {"Replicas", "qwen3-30b-a3b", 8, Training::lora, 4096, [](Pins& p) { p.ep = 8; p.expert_replicas = 16; p.placement = ExpertPlacement::balanced; }},

@@ -128,26 +128,30 @@ TEST(Team, PassesOnWhatIsWrongWithTheInput) {
 }
 
 TEST(Team, StopsAtTheBoundOfARaggedBufferAndSaysWhose) {
-  const Problem p = problem(shrunk(shipped(qwen), 1), lora(8));
-  const Plan q = on_ranks(p, {.ep = 4, .dp_replicate = 4}, 1);
-  const TrainOptions options{.walk = {.routed_bound = 1}};
-  try {
-    run_team(4, [&](Communicator& world, Progress& progress) {
-      const auto backend = cpu_backend(CpuStorage::wide);
-      Trainer trainer(p, q, *backend, options, &world,
-                      &progress);  // weights are zero: every token goes to the lowest experts
-      (void)trainer.step({batch(p, q, static_cast<std::uint64_t>(world.rank()))});
-    });
-    FAIL() << "it fits";
-  } catch (const RankFailed& e) {
-    const std::string text = e.what();
-    EXPECT_NE(text.find("forward dispatch"), std::string::npos) << text;
-    // Three experts get every token: two of rank 0, one of rank 1. Either may be first to say so.
-    const bool first = text.find("layer 0, micro-batch 0: 64 rows reach the experts of rank 0, its buffer holds 24") !=
-                       std::string::npos;
-    const bool second = text.find("layer 0, micro-batch 0: 32 rows reach the experts of rank 1, its buffer holds 24") !=
-                        std::string::npos;
-    EXPECT_TRUE(first || second) << text;
+  for (const bool once : {false, true}) {
+    Problem p = problem(shrunk(shipped(qwen), 1), lora(8));
+    p.runtime.deduplicated_dispatch = once;
+    Plan q = on_ranks(p, {.ep = 4, .dp_replicate = 4}, 1);
+    q.experts.route = DispatchRoute::direct;
+    const TrainOptions options{.walk = {.routed_bound = 1}};
+    try {
+      run_team(4, [&](Communicator& world, Progress& progress) {
+        const auto backend = cpu_backend(CpuStorage::wide);
+        Trainer trainer(p, q, *backend, options, &world,
+                        &progress);  // weights are zero: every token goes to the lowest experts
+        (void)trainer.step({batch(p, q, static_cast<std::uint64_t>(world.rank()))});
+      });
+      FAIL() << "it fits";
+    } catch (const RankFailed& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("forward dispatch"), std::string::npos) << text;
+      // Three experts get every token: two of rank 0, one of rank 1. Either may be first to say so.
+      const bool first = text.find("layer 0, micro-batch 0: 64 rows reach the experts of rank 0, its buffer holds 24") !=
+                         std::string::npos;
+      const bool second = text.find("layer 0, micro-batch 0: 32 rows reach the experts of rank 1, its buffer holds 24") !=
+                          std::string::npos;
+      EXPECT_TRUE(first || second) << text;
+    }
   }
 }
 
