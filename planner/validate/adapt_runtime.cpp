@@ -74,9 +74,9 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
   if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "zero-1") &&
       !contains(row.optimizer.value_or(""), "fp32 grad"))
     runtime.gradient = runtime.reduce = DType::bf16;
-  // That one reads the 16-bit gradient and the sum, writes the sum.
+  // That one reads the 16-bit gradient and the sum, writes the sum, and keeps the former until the next backward pass.
   if (contains(runtime.name, "deepspeed") && contains(row.optimizer.value_or(""), "fp32 grad"))
-    runtime.traffic["gradient_sum"] = 10;
+    runtime.traffic["gradient_sum"] = 10, runtime.kept["narrow_gradients"] = 2;
   // torchao's rowwise recipe scales each operand along both of its dimensions: twice an amax (read) and a cast (read,
   // written in one byte), where one scale a tensor needs one cast that also writes the transpose.
   if (runtime.name == "torchtitan" && contains(row.precision.value_or(""), "rowwise")) runtime.cast_traffic = 10;
@@ -90,19 +90,33 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
     for (const char* op : {"rms_norm", "rope", "glu"}) runtime.traffic[op] = eager.traffic.at(op);
     runtime.traffic["cross_entropy"] = 12;
   }
-  // Its launcher sets expandable segments; others that its runtime stands for do not.
-  if (runtime.name == "torchtitan" && !contains(row.framework, "torchtitan")) runtime.expandable_segments = false;
-  // With torch.compile torchtitan compiles the loss too (since 2025): one kernel reads bf16 logits, another writes
-  // their gradient.
+  // Its launcher sets expandable segments; others that its runtime stands for do not, and ROCm has none of them (PyTorch
+  // before 2.10).
+  if (runtime.name == "torchtitan" && (!contains(row.framework, "torchtitan") || contains(row.hardware.value_or(""), "mi300") ||
+                                       contains(row.notes.value_or(""), "no expandable segments")))
+    runtime.expandable_segments = false;
+  // With torch.compile torchtitan compiles the loss too (since April 2025, after 0.0.2): one kernel reads bf16 logits,
+  // another writes their gradient.
   if (runtime.name == "torchtitan" && contains(row.notes.value_or("") + row.id, "compile") &&
-      row.year.value_or(0) >= 2025)
+      row.year.value_or(0) >= 2025 && !contains(row.framework_version.value_or(""), "torchtitan 0.0.2")) {
     runtime.logit_bytes = 4, runtime.logit_kept = 2, runtime.traffic["cross_entropy"] = 4;
+    runtime.kept.erase("eager_cross_entropy");
+    runtime.kept["compiled_cross_entropy"] = 1;
+  }
+  // Embedding, last norm and head were the root's unit until July 2025 (torchtitan, apply_fsdp).
+  if (runtime.name == "torchtitan" && !contains(row.framework_version.value_or(""), "2025-08"))
+    runtime.kept["root_unit"] = 1;
+  // Others that its runtime stands for are of FSDP1.
+  if (runtime.name == "torchtitan" && !contains(row.framework, "torchtitan")) runtime.kept.erase("copied_out");
   // prime-rl's RL loss has a chunked head; its SFT loss takes whole logits: upcast (6 bytes), log-softmax (8), and back
-  // the same way.
+  // the same way, while the caller's dictionary holds the upcast ones (trainer/sft/train.py).
   if (runtime.name == "prime-rl" && contains(row.notes.value_or(""), "logits not chunked")) {
     runtime.fused_loss = false, runtime.whole_logits = true;
-    runtime.logit_bytes = 16, runtime.logit_kept = 6, runtime.traffic["cross_entropy"] = 14;
+    runtime.logit_bytes = 16, runtime.logit_kept = 8, runtime.traffic["cross_entropy"] = 14;
+    runtime.kept["eager_cross_entropy"] = runtime.kept["held_logits"] = 1;
+    runtime.kept.erase("chunked_head");
   }
+  if (contains(row.lora_targets.value_or(""), "up to 4 concurrent adapters")) runtime.kept["adapters"] = 4;
   // llm-foundry's H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
   if (runtime.name == "llm-foundry" && *row.gpus >= 128 && contains(row.hardware.value_or(""), "h100"))
     runtime.traffic.erase("gathers_after_backward");

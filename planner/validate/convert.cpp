@@ -211,6 +211,17 @@ std::vector<std::int64_t> split_layers(std::int64_t layers, std::int64_t stages)
   return out;
 }
 
+/// DeepSpeed's balanced partition fills stages from the front with the fewest layers that suffice.
+std::vector<std::int64_t> fill_stages(std::int64_t layers, std::int64_t stages) {
+  const std::int64_t each = (layers + stages - 1) / stages;
+  std::vector<std::int64_t> out;
+  for (std::int64_t s = 0; s < stages; ++s) {
+    out.push_back(std::clamp<std::int64_t>(layers - (stages - s - 1), 1, each));
+    layers -= out.back();
+  }
+  return out;
+}
+
 Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Runtime& runtime) {
   Plan plan;
   Parallelism& p = plan.parallelism;
@@ -238,7 +249,8 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   plan.micro_batches = batch / dp / plan.micro_batch;
   const auto layers = static_cast<std::int64_t>(model.layers.size());
   if (p.pp > layers) refuse(fmt::format("{} stages for {} layers", p.pp, layers));
-  plan.stage_layers = split_layers(layers, p.pp);
+  const bool fills = contains(runtime.name, "deepspeed") && !contains(row.notes.value_or(""), "embedding balanced");
+  plan.stage_layers = fills ? fill_stages(layers, p.pp) : split_layers(layers, p.pp);
   plan.recompute = recompute_of(row);
   plan.frozen_storage = storage_of(row);
   plan.loss_chunks = runtime.whole_logits || !runtime.fused_loss ? 1 : 8;
@@ -369,6 +381,8 @@ Case convert(const Row& row, const Library& library) {
     runtime.launch_overhead = {kGraphNode};
   out.paged_optimizer = contains(row.optimizer.value_or(""), "paged");
   out.every_second_product = contains(row.framework, "torchtitan") && out.plan.recompute == Recompute::selective;
+  out.compiled = contains(row.notes.value_or("") + row.id, "compile");
+  out.attention_again = contains(row.framework_version.value_or(""), "attention is not saved");
   out.kind = framework && framework->profile ? "profiled"
                                              : std::string(has_experts(problem.model) ? "experts, " : "dense, ") +
                                                    (problem.cluster.nodes > 1 ? "several nodes" : "one node");

@@ -26,10 +26,12 @@ struct Case {
   int virtual_stages = 1;
   bool every_second_product =
       false;  ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
+  bool compiled = false;         ///< of that: torch.compile leaves out what the backward pass does not read
+  bool attention_again = false;  ///< of that: attention is not on the list of what is saved
   HostWork host;
   bool overlaps_exchange = false;  ///< expert exchanges of one micro-batch run under another's compute
-  bool paged_optimizer = false;   ///< its states move to host memory where there is no room
-  bool recompute_unsaid = false;  ///< the row does not say what was recomputed
+  bool paged_optimizer = false;    ///< its states move to host memory where there is no room
+  bool recompute_unsaid = false;   ///< the row does not say what was recomputed
   std::vector<Target> targets;
   bool high = false;    ///< confidence of the row
   bool failed = false;  ///< the run is said to have run out of memory

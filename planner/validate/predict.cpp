@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <set>
 
 #include "planner/planner.hpp"
@@ -29,27 +30,69 @@ struct Stages {
   double pairs = 0;     ///< adapter pairs of products
 };
 
-/// PyTorch's per-operator checkpointing saves the first, third, ... product of a layer; the others are made again
-/// where the backward pass first reads them.
-void forget_every_second_product(Program& program) {
-  for (Block& block : program.blocks) {
+/// What PyTorch's per-operator checkpointing saves of a block (torchtitan, parallelize_llama.py): the first, third, ...
+/// product and attention's result. Gate and up are two products there and one here, of which half is kept.
+class PerOperator {
+ public:
+  explicit PerOperator(Block& block) : block_(block) {}
+
+  void save(bool compiled, bool attention_again) {
     int products = 0;
-    for (const BlockNode& node : block.forward) {
-      const OpCall* call = std::get_if<OpCall>(&node.call);
-      if (!call || !std::holds_alternative<op::Linear>(call->op) || node.writes.empty() || ++products % 2 != 0)
-        continue;
-      const auto root = [&](ValueId v) { return block.alias[static_cast<std::size_t>(v)]; };
-      const ValueId made = root(node.writes.front());
-      if (std::erase_if(block.kept, [&](ValueId v) { return root(v) == made; }) == 0) continue;
-      for (BlockNode& reader : block.backward) {
-        if (std::none_of(reader.reads.begin(), reader.reads.end(), [&](ValueId v) { return root(v) == made; }))
-          continue;
-        reader.writes.push_back(made);
-        break;
+    for (std::size_t n = 0; n < block_.forward.size(); ++n) {
+      const OpCall* call = std::get_if<OpCall>(&block_.forward[n].call);
+      if (!call || block_.forward[n].writes.empty()) continue;
+      if (attention_again && std::holds_alternative<op::Attention>(call->op))
+        for (const ValueId made : std::vector<ValueId>(block_.forward[n].writes)) forget(root(made));
+      if (!std::holds_alternative<op::Linear>(call->op)) continue;
+      const ValueId made = root(block_.forward[n].writes.front());
+      if (feeds_glu(made)) {
+        products += 2;
+        if (const auto reader = forget(made)) add(n, 0.5, *reader);
+      } else if (++products % 2 == 0) {
+        forget(made);
+      } else if (!compiled && !is_kept(made)) {  // eager, the result is cached whether or not it is read
+        add(n, 1, block_.backward.size() - 1);
       }
     }
   }
-}
+
+ private:
+  [[nodiscard]] ValueId root(ValueId v) const { return v < 0 ? -1 : block_.alias[static_cast<std::size_t>(v)]; }
+  [[nodiscard]] bool holds(const std::vector<ValueId>& list, ValueId made) const {
+    return std::any_of(list.begin(), list.end(), [&](ValueId v) { return root(v) == made; });
+  }
+  [[nodiscard]] bool is_kept(ValueId made) const { return holds(block_.kept, made); }
+  [[nodiscard]] bool feeds_glu(ValueId made) const {
+    return std::any_of(block_.forward.begin(), block_.forward.end(), [&](const BlockNode& node) {
+      const OpCall* call = std::get_if<OpCall>(&node.call);
+      return call && std::holds_alternative<op::Glu>(call->op) && holds(node.reads, made);
+    });
+  }
+  /// Made again where the backward pass first reads it: that call, or nothing where it was not kept.
+  std::optional<std::size_t> forget(ValueId made) {
+    if (std::erase_if(block_.kept, [&](ValueId v) { return root(v) == made; }) == 0) return std::nullopt;
+    for (std::size_t n = 0; n < block_.backward.size(); ++n) {
+      if (!holds(block_.backward[n].reads, made)) continue;
+      block_.backward[n].writes.push_back(made);
+      return n;
+    }
+    return std::nullopt;
+  }
+  /// Keeps a share of what the n-th forward call made, until a backward call.
+  void add(std::size_t n, double share, std::size_t reader) {
+    const Value& made = block_.values[static_cast<std::size_t>(block_.forward[n].writes.front())];
+    const auto bytes = static_cast<std::int64_t>(share * static_cast<double>(made.bytes().value));
+    block_.values.push_back({.name = "saved", .shape = {bytes}, .dtype = DType::u8, .differentiable = false});
+    block_.category.push_back(MemoryCategory::activations);
+    const auto saved = static_cast<ValueId>(block_.values.size() - 1);
+    block_.alias.push_back(saved);
+    block_.forward[n].writes.push_back(saved);
+    block_.backward[reader].reads.push_back(saved);
+    block_.kept.push_back(saved);
+  }
+
+  Block& block_;
+};
 
 /// The stages whose buffers differ most: first, last, and the one that the forecast finds fullest. Played on the
 /// device's memory, so that unused segments are given back before the answer is no; where it is no, without an end.
@@ -60,7 +103,9 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
   Stages out;
   for (const int stage : std::set<int>{0, worst_stage, stages - 1}) {
     Program program = lower_unverified(c.problem, plan, stage * plan.parallelism.stage_ranks());
-    if (c.every_second_product) forget_every_second_product(program);
+    if (c.every_second_product)
+      for (Block& block : program.blocks)
+        if (!block.backward.empty()) PerOperator(block).save(c.compiled, c.attention_again);
     const bool expandable = c.problem.runtime.expandable_segments;
     ReplayedPeak p = replay(program, c.problem, plan,
                             {.expandable_segments = expandable, .capacity = c.problem.cluster.device.memory - outside});
@@ -120,7 +165,8 @@ double collective(const Case& c, Collective kind, double bytes) {
 double lent(const Case& c, Collective kind) {
   const Links links(c.problem.cluster, c.problem.runtime, {}, c.problem.profile);
   const Parallelism& p = c.plan.parallelism;
-  const std::int64_t ranks = static_cast<std::int64_t>(p.dp_shard) * (kind == Collective::all_reduce ? p.dp_replicate : 1);
+  const std::int64_t ranks =
+      static_cast<std::int64_t>(p.dp_shard) * (kind == Collective::all_reduce ? p.dp_replicate : 1);
   return links.lent({.collective = kind}, {ranks, static_cast<std::int64_t>(p.tp) * p.cp});
 }
 
@@ -133,7 +179,8 @@ double gathers_after_backward(const Case& c, const Stages& s) {
          (1 - lent(c, Collective::all_gather));
 }
 
-/// Gradients that are summed over all data ranks, where the forecast has them scattered, hold multiprocessors for longer.
+/// Gradients that are summed over all data ranks, where the forecast has them scattered, hold multiprocessors for
+/// longer.
 double reduces_to_all(const Case& c, const Stages& s) {
   const Runtime& runtime = c.problem.runtime;
   if (!runtime.traffic.contains("reduces_to_all") || !runtime.overlap_reduce) return 0;
@@ -190,7 +237,8 @@ Prediction predict(const Case& said, const Words& words) {
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   const double host = stages.host.all * passes;
-  step = c.host.takes_turns ? step + host : std::max(step + stages.host.behind_counts * passes, host + time(TimeCategory::optimizer));
+  step = c.host.takes_turns ? step + host
+                            : std::max(step + stages.host.behind_counts * passes, host + time(TimeCategory::optimizer));
   const auto bytes = [&](MemoryCategory k) { return static_cast<double>(f.memory[k].value); };
   const double outside = bytes(MemoryCategory::runtime_context) + bytes(MemoryCategory::communication);
   const double allocated = static_cast<double>(stages.peak.allocated.value),

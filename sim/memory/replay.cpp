@@ -2,21 +2,24 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
+
+#include "sim/memory/replay_fsdp.hpp"
+#include "sim/memory/replay_loss.hpp"
 
 namespace moeplan {
 namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-/// Collectives of FSDP allocate on a stream of their own.
-constexpr int kComputeStream = 0, kGatherStream = 1;
-
 class Replay {
  public:
   Replay(const Program& program, const Problem& problem, const Plan& plan, CachingAllocator::Options options)
-      : program_(program), problem_(problem), plan_(plan), allocator_(options) {}
+      : program_(program), problem_(problem), plan_(plan), buffers_(options), loss_(problem.runtime, buffers_) {
+    if (ReplayFsdp::used(problem, plan)) fsdp_.emplace(program, problem, plan, buffers_);
+  }
 
   ReplayedPeak run() {
     const Runtime& runtime = problem_.runtime;
@@ -24,11 +27,13 @@ class Replay {
     hold(runtime.bucket);
     hold_stand_ins();
     StateBytes all = program_.resident;
+    const auto several = runtime.kept.find("adapters");
+    const auto adapters = several == runtime.kept.end() ? 1 : static_cast<std::int64_t>(several->second);
     // Parameters and gradients live in one buffer each where the runtime flattens them, otherwise block by block.
     for (const Slot& s : program_.slots) {
       all += s.state;
       if (!runtime.distributed_optimizer)
-        for (const Bytes b : {s.state.weights, s.state.adapters}) hold(b);
+        for (const Bytes b : {s.state.weights, Bytes{s.state.adapters.value * adapters}}) hold(b);
     }
     if (runtime.distributed_optimizer)
       hold_flattened(all);
@@ -51,40 +56,17 @@ class Replay {
       }
       for (const auto& [slot, gradients] : gradients_) drop(gradients);  // zero_grad gives them back
       gradients_.clear();
+      if (fsdp_) fsdp_->drop_gradients();
     }
-    return {allocator_.peak_allocated(), allocator_.peak_reserved(), refused_};
+    return {buffers_.allocator().peak_allocated(), buffers_.allocator().peak_reserved(), buffers_.refused()};
   }
 
  private:
-  /// A counted handle: a block's output may be kept by it and by the block that reads it.
-  struct Counted {
-    CachingAllocator::Handle handle = -1;
-    int owners = 1;
-  };
-  using Buffer = std::int32_t;  ///< index into buffers_; -1 none
+  using Buffer = ReplayBuffers::Buffer;
 
-  Buffer take(Bytes size, int stream = kComputeStream) {
-    if (size.value <= 0) return -1;
-    Buffer b = static_cast<Buffer>(buffers_.size());
-    if (!unused_.empty())
-      b = unused_.back(), unused_.pop_back();
-    else
-      buffers_.emplace_back();
-    buffers_[index(b)] = {allocator_.allocate(size, stream), 1};
-    refused_ = refused_ || buffers_[index(b)].handle < 0;
-    return b;
-  }
-  void hold(Bytes size) { (void)take(size); }
-  void share(Buffer b) {
-    if (b >= 0) ++buffers_[index(b)].owners;
-  }
-  void drop(Buffer b) {
-    if (b < 0) return;
-    Counted& c = buffers_[index(b)];
-    if (--c.owners > 0) return;
-    if (c.handle >= 0) allocator_.free(c.handle);
-    unused_.push_back(b);
-  }
+  Buffer take(Bytes size, int stream = kComputeStream) { return buffers_.take(size, stream); }
+  void hold(Bytes size) { buffers_.hold(size); }
+  void drop(Buffer b) { buffers_.drop(b); }
 
   /// Megatron's order: every weight comes to be on its own, then one buffer of weights and one of gradients take them
   /// in, and the single ones are freed; the fp32 shares of the optimizer come to be one by one in the holes.
@@ -102,7 +84,12 @@ class Replay {
     }
     const bool apart = copied && copies < all.weights;
     hold(apart ? copies : all.weights);
-    for (const Bytes b : {all.adapters, all.gradients}) hold(b);
+    const auto narrow = problem_.runtime.kept.find("narrow_gradients");
+    const double elements =
+        static_cast<double>(all.gradients.value) / (problem_.runtime.gradient == DType::f32 ? 4 : 2);
+    const Bytes beside{narrow == problem_.runtime.kept.end() ? 0
+                                                             : static_cast<std::int64_t>(narrow->second * elements)};
+    for (const Bytes b : {all.adapters, all.gradients, beside}) hold(b);
     for (const Buffer b : single) drop(b);
     if (!apart) return;
     hold_owned((all.weights - copies).value, 4);
@@ -178,7 +165,7 @@ class Replay {
   void play(const Instance& i) {
     switch (i.phase) {
       case Phase::gather:
-        gathered_[i.slot] = take(program_.slots[index(i.slot)].sharding.gathered, kGatherStream);
+        if (!fsdp_) gathered_[i.slot] = take(program_.slots[index(i.slot)].sharding.gathered, kGatherStream);
         break;
       case Phase::release:
         if (const auto it = gathered_.find(i.slot); it != gathered_.end()) drop(it->second), gathered_.erase(it);
@@ -225,11 +212,14 @@ class Replay {
 
   /// Freed by its last owner, to be had again once the next pass has been issued.
   void release(Buffer b) {
-    Counted& c = buffers_[index(b)];
-    if (--c.owners > 0) return;
-    if (c.handle >= 0) allocator_.release(c.handle);
-    c.owners = 1;
-    waiting_.push_back(b);
+    if (buffers_.release(b)) waiting_.push_back(b);
+  }
+
+  /// FSDP2's gradients come in bf16; the blocks have them in fp32.
+  Bytes bytes_of(const Block& block, ValueId root) const {
+    const Bytes bytes = block.values[index(root)].bytes();
+    const bool gradient = fsdp_ && block.category[index(root)] == MemoryCategory::gradients;
+    return gradient ? Bytes{bytes.value / 2} : bytes;
   }
 
   /// Plays one pass; `live` maps a value's root to its buffer. What `stays` is left in it.
@@ -239,10 +229,14 @@ class Replay {
     const std::vector<bool> travels = on_the_wire(block, nodes);
     const std::vector<Buffer> earlier = std::exchange(waiting_, {});
     for (std::size_t n = 0; n < nodes.size(); ++n) {
+      const bool loss = loss_.plays(nodes[n]);
+      if (loss) loss_.begin(nodes[n], micro_batch_);
       for (const ValueId w : nodes[n].writes) {
         const ValueId root = block.alias[index(w)];
-        if (!live.contains(root)) live[root] = take(block.values[index(root)].bytes());
+        if (loss && ReplayLoss::stands_for_it(block.values[index(root)])) live.try_emplace(root, -1);
+        if (!live.contains(root)) live[root] = take(bytes_of(block, root));
       }
+      if (loss) loss_.end(nodes[n]);
       if (const OpCall* op = std::get_if<OpCall>(&nodes[n].call)) drop(take(workspace(op->op, op->pass, op->wants)));
       for (const auto* list : {&nodes[n].reads, &nodes[n].writes}) {
         for (const ValueId v : *list) {
@@ -282,7 +276,10 @@ class Replay {
     for (std::size_t in = 1; in < block.inputs.size(); ++in) kept[index(block.alias[index(block.inputs[in])])] = false;
     for (std::size_t v = 0; v < kept.size(); ++v)
       if (kept[v]) stays[v] = true;
+    micro_batch_ = i.micro_batch;
+    if (fsdp_) fsdp_->unshard(i.slot, false);
     pass(block, block.forward, live, stays);
+    if (fsdp_) fsdp_->reshard(i.slot, false);
     auto& of_backward = kept_[{i.slot, i.micro_batch}];
     Buffer out = -1;
     const ValueId out_root = block.outputs.empty() ? -1 : block.alias[index(block.outputs.front())];
@@ -290,22 +287,24 @@ class Replay {
       const bool leaves = root == out_root;
       if (leaves) out = buffer;
       if (kept[index(root)]) {
-        if (leaves) share(buffer);
+        if (leaves) buffers_.share(buffer);
         of_backward[root] = buffer;
       } else if (!leaves) {
         drop(buffer);
       }
     }
     stream_[{chunk, i.micro_batch}] = out;
-    // The last slot's output leaves the stage (or is the loss).
-    if (i.slot + 1 == program_.chunks[index(chunk)].end) drop(out), stream_[{chunk, i.micro_batch}] = -1;
+    // The last slot's output leaves the stage (or is the loss); DeepSpeed's pipeline holds it to the backward pass.
+    if (i.slot + 1 < program_.chunks[index(chunk)].end || problem_.runtime.kept.contains("stage_outputs")) return;
+    drop(out), stream_[{chunk, i.micro_batch}] = -1;
   }
 
   void backward(const Instance& i) {
     const Block& block = block_of(i.slot);
     const std::int32_t first = program_.chunks[index(program_.slots[index(i.slot)].chunk)].first;
     // Gradients come to be in a step's first backward pass, unless they live in a buffer of their own.
-    if (const auto [it, fresh] = gradients_.try_emplace(i.slot, -1); fresh && !problem_.runtime.distributed_optimizer)
+    if (const auto [it, fresh] = gradients_.try_emplace(i.slot, -1);
+        fresh && !fsdp_ && !problem_.runtime.distributed_optimizer)
       it->second = take(program_.slots[index(i.slot)].state.gradients);
     if (problem_.runtime.kept.contains("update_in_backward"))  // used and freed before the next layer's
       drop(gradients_[i.slot]), gradients_[i.slot] = -1;
@@ -324,8 +323,12 @@ class Replay {
     mark(block, stays, block.weight_grads);
     const bool holds = plan_.recompute == Recompute::full && problem_.runtime.kept.contains("held_checkpoint");
     if (holds && !block.inputs.empty())
-      if (const auto it = live.find(block.alias[index(block.inputs.front())]); it != live.end()) hold_to_end(it->second);
+      if (const auto it = live.find(block.alias[index(block.inputs.front())]); it != live.end())
+        hold_to_end(it->second);
+    micro_batch_ = i.micro_batch;
+    if (fsdp_) fsdp_->unshard(i.slot, true);
     pass(block, block.backward, live, stays);
+    if (fsdp_) fsdp_->reshard(i.slot, true);
     drop_unreduced();
     const ValueId in_root =
         block.input_grads.empty() || block.input_grads.front() < 0 ? -1 : block.alias[index(block.input_grads.front())];
@@ -340,39 +343,41 @@ class Replay {
       else
         drop(buffer);
     }
-    if (i.slot == first) drop(gradient_), gradient_ = -1;
+    if (i.slot == first) {
+      drop(std::exchange(gradient_, -1));
+      drop(std::exchange(stream_[{program_.slots[index(i.slot)].chunk, i.micro_batch}], -1));
+    }
+    if (!fsdp_) return;
+    fsdp_->reduce(i.slot, unreduced_);
+    const bool more = std::any_of(program_.slots.begin() + first, program_.slots.begin() + i.slot,
+                                  [&](const Slot& s) { return !program_.blocks[index(s.block)].backward.empty(); });
+    if (!more) fsdp_->end_backward();
   }
 
   /// The backward pass of a micro-batch is over.
-  void drop_held() {
-    for (const Buffer b : held_) drop(b);
-    held_.clear();
-  }
+  void drop_held() { buffers_.drop_all(held_); }
 
   void hold_to_end(Buffer b) {
     if (b < 0) return;
-    share(b);
+    buffers_.share(b);
     held_.push_back(b);
   }
 
-  void drop_unreduced() {
-    for (const Buffer b : unreduced_) drop(b);
-    unreduced_.clear();
-  }
+  void drop_unreduced() { buffers_.drop_all(unreduced_); }
 
   const Program& program_;
   const Problem& problem_;
   const Plan& plan_;
-  CachingAllocator allocator_;
-  std::vector<Counted> buffers_;
-  std::vector<Buffer> unused_;
+  ReplayBuffers buffers_;
+  ReplayLoss loss_;
+  std::optional<ReplayFsdp> fsdp_;
+  std::int32_t micro_batch_ = 0;  ///< of the pass that is played
   std::map<std::int32_t, Buffer> gathered_, gradients_;
   std::map<std::pair<std::int32_t, std::int32_t>, Buffer> stream_;  ///< by chunk and micro-batch
   std::map<std::pair<std::int32_t, std::int32_t>, std::map<ValueId, Buffer>> kept_;
   std::vector<Buffer> waiting_;           ///< released, still of use to a collective as far as the host knows
   std::vector<Buffer> unreduced_, held_;  ///< held_: to the end of a micro-batch's backward pass
   Buffer gradient_ = -1;
-  bool refused_ = false;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "sim/program/loss_values.hpp"
 #include "sim/program/program.hpp"
 
 namespace moeplan {
@@ -17,7 +18,7 @@ struct Beside {
   double kept = 0, forward = 0, backward = 0;
 };
 
-Beside beside(const Op& op, const BlockNode& node, const Block& block, const Runtime& runtime) {
+Beside beside(const Op& op, const BlockNode& node, const Block& block, const Runtime& runtime, Recompute recompute) {
   Beside out;
   if (const auto* c = std::get_if<op::CrossEntropy>(&op); c && runtime.whole_logits) {
     const double logits = static_cast<double>(c->tokens) * static_cast<double>(c->vocabulary);
@@ -35,13 +36,23 @@ Beside beside(const Op& op, const BlockNode& node, const Block& block, const Run
   if (const auto* l = std::get_if<op::Linear>(&op); l && l->lora_rank > 0 && !runtime.fused_lora)
     if (const auto it = runtime.kept.find("dropped_input"); it != runtime.kept.end())
       out.kept += static_cast<double>(l->tokens) * static_cast<double>(l->in) * it->second;
+  // Eager scores, as torchtitan's layers multiply them in fp32: the rows' wide copy is kept instead of them (2 bytes
+  // more an element; checkpointed layers make it again); forward its product and that in bf16 are there with it and the
+  // rows (8 more), backward the wide gradient, its product with the scores and, for the scores' own gradient, with the
+  // rows (10 more).
+  if (const auto* c = std::get_if<op::Combine>(&op); c && runtime.kept.contains("scored_rows")) {
+    const double elements =
+        static_cast<double>(c->tokens) * static_cast<double>(c->top_k) * static_cast<double>(c->width);
+    (recompute == Recompute::full ? out.backward : out.kept) += 2 * elements;
+    out.forward += 8 * elements, out.backward += 10 * elements;
+  }
   if (const auto it = runtime.kept.find(std::string(kind(op))); it != runtime.kept.end() && !node.writes.empty())
     out.kept += static_cast<double>(block.values[index(node.writes.front())].shape.elements()) * it->second;
   return out;
 }
 
-ValueId add_bytes(Block& block, const char* name, double bytes) {
-  block.values.push_back({.name = name,
+ValueId add_bytes(Block& block, std::string_view name, double bytes) {
+  block.values.push_back({.name = std::string(name),
                           .shape = {static_cast<std::int64_t>(std::ceil(bytes))},
                           .dtype = DType::u8,
                           .differentiable = false});
@@ -147,9 +158,8 @@ void apply_runtime(Block& block, const Problem& problem, const Plan& plan) {
     const OpCall* call = std::get_if<OpCall>(&block.forward[i].call);
     if (!call) continue;
     const Op op = call->op;
-    const Beside extra = beside(op, block.forward[i], block, runtime);
-    if (extra.forward > 0)
-      block.forward[i].writes.push_back(add_bytes(block, "beside the forward call", extra.forward));
+    const Beside extra = beside(op, block.forward[i], block, runtime, plan.recompute);
+    if (extra.forward > 0) block.forward[i].writes.push_back(add_bytes(block, kBesideForward, extra.forward));
     // The backward call of a forward call is the one that carries the same weights and follows its repetition, if it is
     // repeated.
     BlockNode *again = nullptr, *backward = nullptr;
@@ -160,9 +170,9 @@ void apply_runtime(Block& block, const Problem& problem, const Plan& plan) {
       if (node.recompute && !again) again = &node;
     }
     if (!backward) continue;
-    if (extra.backward > 0) backward->writes.push_back(add_bytes(block, "beside the backward call", extra.backward));
+    if (extra.backward > 0) backward->writes.push_back(add_bytes(block, kBesideBackward, extra.backward));
     if (extra.kept <= 0) continue;
-    const ValueId kept = add_bytes(block, "kept by the runtime", extra.kept);
+    const ValueId kept = add_bytes(block, kKeptByRuntime, extra.kept);
     backward->reads.push_back(kept);
     if (again) {
       again->writes.push_back(kept);

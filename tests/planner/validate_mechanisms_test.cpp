@@ -232,5 +232,40 @@ TEST(FineTuning, HoldsWhatTheScriptAndItsLibrariesHold) {
   EXPECT_NEAR(peak("PyTorch 2.0, CUDA 11.8") - peak("PyTorch 2.1"), 4 * 1.84e9, 0.03 * 4 * 1.84e9);
 }
 
+/// An 8B model on 8 H100 under FSDP2, in GiB of reserved memory.
+double torchtitan_gib(const Json& changes) {
+  Json row = {{"framework", "torchtitan (FSDP2)"}, {"hardware", "h100-96gb-hbm2e-500w"}, {"gpus_per_node", 8}, {"model", "llama3.1-8b"},
+              {"precision", "bf16"}, {"seq_len", 8192}, {"global_batch_size", 16}, {"micro_batch_size", 2}, {"ep", 1},
+              {"dp_or_fsdp", "fsdp2 8"}, {"recompute", "selective AC"}, {"notes", "torch.compile"}, {"year", 2024}};
+  row.update(changes);
+  return predict(convert(row_of(row), library()), library().words).reserved.value / (1024.0 * 1024 * 1024);
+}
+
+// 32 layers of 16,384 tokens and 4,096 channels in bf16: 4 GiB for each kept tensor of the stream's width.
+TEST(Torchtitan, SavesWhatPerOperatorCheckpointingSaves) {
+  const double compiled = torchtitan_gib(Json::object());
+  EXPECT_NEAR(torchtitan_gib({{"notes", ""}}) - compiled, 4, 1.5);  // eager: the seventh product's result too
+  const double again = torchtitan_gib({{"framework_version", "attention is not saved"}});
+  EXPECT_NEAR(compiled - again, 4, 0.5);
+  const double everything = torchtitan_gib({{"recompute", "full AC"}});
+  EXPECT_GT(compiled, everything + 15);
+}
+
+TEST(Torchtitan, CompilesTheLossSinceApril2025AndGroupsTheEndsUntilJuly) {
+  const double early = torchtitan_gib({{"year", 2025}, {"framework_version", "torchtitan 0.0.2"}}), later = torchtitan_gib({{"year", 2025}});
+  const double logits = 2.0 * 8192 * 128256 / (1024.0 * 1024 * 1024);
+  EXPECT_NEAR(early - later, 10 * logits, 2.5 * logits);  // 14 bytes a logit, and 4
+  EXPECT_LT(torchtitan_gib({{"year", 2025}, {"framework_version", "(2025-08)"}}), later);
+}
+
+TEST(DeepSpeed, FillsStagesFromTheFront) {
+  const Json row = {{"framework", "Megatron-DeepSpeed"}, {"hardware", "a100-sxm-80gb"}, {"gpus_per_node", 8}, {"num_gpus", 384},
+                    {"model", "bloom-like-h13824-l78-a64"}, {"precision", "bf16"}, {"seq_len", 2048}, {"global_batch_size", 2048},
+                    {"micro_batch_size", 2}, {"tp", 4}, {"pp", 12}, {"ep", 1}, {"dp_or_fsdp", "ds-zero1 dp=8"}};
+  std::vector<std::int64_t> filled(11, 7);
+  filled.push_back(1);
+  EXPECT_EQ(convert(row_of(row), library()).plan.stage_layers, filled);
+}
+
 }  // namespace
 }  // namespace moeplan::validation

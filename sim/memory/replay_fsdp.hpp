@@ -1,0 +1,54 @@
+#pragma once
+/// What FSDP2 allocates for weights and gradients that are cut over the data ranks
+/// (torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py, _fsdp_param_group.py; facts restated):
+///
+///   a unit's all-gather fills a buffer of the gather stream, from which its weights are copied out into storage of the
+///   compute stream. In the forward pass that buffer is held until the next unit's has been copied out; in the backward
+///   pass it goes at once, and the gather of the unit before is issued. Gradients come in the type of the weights that
+///   ran (bf16); when a unit's backward pass is over they are copied into one buffer of the reduction's type (compute
+///   stream), which stays until the next unit's reduction, and the reduced share lives in the reduction's stream.
+
+#include <map>
+
+#include "sim/memory/replay_buffers.hpp"
+#include "sim/program/program.hpp"
+
+namespace moeplan {
+
+class ReplayFsdp {
+ public:
+  ReplayFsdp(const Program& program, const Problem& problem, const Plan& plan, ReplayBuffers& buffers);
+
+  /// Whether the runtime is one of these, and the plan has it cut anything.
+  [[nodiscard]] static bool used(const Problem& problem, const Plan& plan);
+
+  /// The weights of the slot are there from here.
+  void unshard(std::int32_t slot, bool backward);
+  /// The slot has run: forward, the last one (and with a root unit the one before it) stays for the backward pass.
+  void reshard(std::int32_t slot, bool backward);
+  /// The slot's backward pass has left whole gradients, which are dropped once they have been copied.
+  void reduce(std::int32_t slot, std::vector<ReplayBuffers::Buffer>& whole);
+  /// A micro-batch's backward pass is over.
+  void end_backward();
+  /// The optimizer has used the gradients.
+  void drop_gradients();
+
+ private:
+  using Buffer = ReplayBuffers::Buffer;
+  [[nodiscard]] Bytes whole(std::int32_t slot) const;
+  [[nodiscard]] bool in_root(std::int32_t slot) const;
+  void copy_out(std::int32_t slot);
+  void copy_in(double elements);
+
+  const Program& program_;
+  const Problem& problem_;
+  const Plan& plan_;
+  ReplayBuffers& buffers_;
+  bool root_unit_;  ///< embedding, last norm and head are the root's: gathered once a pass, reduced at its end
+  std::map<std::int32_t, Buffer> unsharded_, ahead_, gradients_;
+  Buffer gathered_ = -1, reducing_ = -1;
+  std::vector<Buffer> root_whole_;
+  double root_elements_ = 0;
+};
+
+}  // namespace moeplan
