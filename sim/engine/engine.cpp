@@ -90,7 +90,7 @@ class Player {
       if (running_[e.what].version == e.version) end_running(static_cast<std::int32_t>(e.what));
       if (links_.unsettled() && !events_.due()) settle();
     }
-    for (const Record& r : out_.records) out_.step = std::max(out_.step, r.end);
+    if (!out_.records.empty()) out_.step = out_.records.back().end;  // they are in the order of time
     out_.events = events_.pushed();
     Deadlock deadlock(job_);
     for (std::size_t g = 0; g < arrived_.size(); ++g)
