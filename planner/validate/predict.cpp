@@ -8,6 +8,7 @@
 #include "planner/planner.hpp"
 #include "sim/cost/collectives.hpp"
 #include "sim/memory/replay.hpp"
+#include "sim/memory/replay_fsdp.hpp"
 
 namespace moeplan::validation {
 namespace {
@@ -27,6 +28,7 @@ struct Stages {
   HostSeconds host;     ///< that the host needs to issue one micro-batch on the busiest stage
   double weights = 0;   ///< bytes of the trained weights of the fullest stage's rank, in bf16
   double gathered = 0;  ///< bytes that a pass over the stage gathers
+  double copied = 0;    ///< bytes that FSDP2 copies out in a pass over the stage: weights as they run
   double pairs = 0;     ///< adapter pairs of products
 };
 
@@ -113,9 +115,11 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
-    double trained = 0, gathered = 0, adapters = 0;
+    double trained = 0, gathered = 0, copied = 0, adapters = 0;
     for (const Slot& slot : program.slots) {
       gathered += static_cast<double>(slot.sharding.gathered.value);
+      copied += static_cast<double>(
+          ReplayFsdp::whole(program.blocks[static_cast<std::size_t>(slot.block)], c.problem.runtime).value);
       for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights) {
         adapters += w.adapter;
         if (w.trained && !w.adapter) trained += 2 * static_cast<double>(w.shape.elements());
@@ -123,6 +127,7 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     }
     out.weights = std::max(out.weights, trained);
     out.gathered = std::max(out.gathered, gathered);
+    out.copied = std::max(out.copied, copied);
     out.pairs = std::max(out.pairs, adapters / 2);
     const HostSeconds host = host_seconds(program, c.problem.runtime, c.host);
     out.host.all = std::max(out.host.all, host.all);
@@ -146,6 +151,16 @@ double gradient_passes(const Case& c, double weights) {
   return weights / 2 *
          (bytes("gradient_copies") + bytes("gradient_zeroed") + scaled +
           bytes("gradient_sum") * static_cast<double>(c.plan.micro_batches - 1)) /
+         (device.memory_bandwidth.value * device.achieved_bandwidth);
+}
+
+/// FSDP2's copies on the compute stream: gathered weights out of the buffer that they arrive in (read and written, in
+/// the forward and in the backward pass), bf16 gradients into the one that the reduction reads.
+double fsdp_copies(const Case& c, const Stages& s) {
+  if (!ReplayFsdp::used(c.problem, c.plan)) return 0;
+  const DeviceSpec& device = c.problem.cluster.device;
+  const double gradients = s.weights * (c.problem.runtime.reduce == DType::f32 ? 3 : 2);
+  return static_cast<double>(c.plan.micro_batches) * (2 * 2 * s.copied + gradients) /
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
@@ -232,7 +247,7 @@ Prediction predict(const Case& said, const Words& words) {
     step -= c.problem.runtime.expert_overlap_hidden *
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
-  step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) +
+  step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) + fsdp_copies(c, stages) +
           gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);

@@ -11,10 +11,10 @@ std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 bool ReplayFsdp::used(const Problem& problem, const Plan& plan) {
-  const Runtime& runtime = problem.runtime;
+  const auto it = problem.runtime.kept.find("copied_out");
+  if (it == problem.runtime.kept.end() || problem.runtime.distributed_optimizer) return false;
   const Parallelism& p = plan.parallelism;
-  const bool cut = p.dp_shard * p.cp > 1, alone = p.dp_replicate == 1 && runtime.master_weights;
-  return runtime.kept.contains("copied_out") && !runtime.distributed_optimizer && (cut || alone);
+  return p.dp_shard * p.cp > 1 || (it->second > 1 && p.dp_replicate == 1);
 }
 
 ReplayFsdp::ReplayFsdp(const Program& program, const Problem& problem, const Plan& plan, ReplayBuffers& buffers)
@@ -24,17 +24,19 @@ ReplayFsdp::ReplayFsdp(const Program& program, const Problem& problem, const Pla
       buffers_(buffers),
       root_unit_(problem.runtime.kept.contains("root_unit")) {}
 
-/// Bytes of a slot's weights as they run: those held in fp32 are cast before the gather, quantised ones travel as they
-/// are. Where several adapters are allocated, one of which is trained, all of them travel.
-Bytes ReplayFsdp::whole(std::int32_t slot) const {
-  const auto it = problem_.runtime.kept.find("adapters");
-  const double adapters = it == problem_.runtime.kept.end() ? 1 : it->second;
+Bytes ReplayFsdp::whole(const Block& block, const Runtime& runtime) {
+  const auto it = runtime.kept.find("adapters");
+  const double adapters = it == runtime.kept.end() ? 1 : it->second;
   double bytes = 0;
-  for (const Weight& w : program_.blocks[index(program_.slots[index(slot)].block)].weights) {
+  for (const Weight& w : block.weights) {
     const auto one = static_cast<double>(stored_bytes(w.dtype == DType::f32 ? DType::bf16 : w.dtype, w.shape).value);
     bytes += one * (w.adapter ? adapters : 1);
   }
   return {std::llround(bytes)};
+}
+
+Bytes ReplayFsdp::whole(std::int32_t slot) const {
+  return whole(program_.blocks[index(program_.slots[index(slot)].block)], problem_.runtime);
 }
 
 bool ReplayFsdp::in_root(std::int32_t slot) const {

@@ -19,8 +19,12 @@ class ReplayFsdp {
  public:
   ReplayFsdp(const Program& program, const Problem& problem, const Plan& plan, ReplayBuffers& buffers);
 
-  /// Whether the runtime is one of these, and the plan has it cut anything.
+  /// Whether the runtime is one of these (`copied_out` in its `kept`; above 1: on one device too), and the plan has it
+  /// cut anything.
   [[nodiscard]] static bool used(const Problem& problem, const Plan& plan);
+  /// Bytes of a block's weights as they run: those held in fp32 are cast before the gather, quantised ones travel as
+  /// they are. Where several adapters are allocated, one of which is trained, all of them travel.
+  [[nodiscard]] static Bytes whole(const Block& block, const Runtime& runtime);
 
   /// The weights of the slot are there from here.
   void unshard(std::int32_t slot, bool backward);

@@ -258,6 +258,18 @@ TEST(Torchtitan, CompilesTheLossSinceApril2025AndGroupsTheEndsUntilJuly) {
   EXPECT_LT(torchtitan_gib({{"year", 2025}, {"framework_version", "(2025-08)"}}), later);
 }
 
+// Weights read and written in both passes, gradients read in bf16 and written in fp32: 14 bytes of each of 8 billion.
+TEST(Torchtitan, CopiesWeightsAndGradientsOnTheComputeStream) {
+  const Json row = {{"framework", "torchtitan (FSDP2)"}, {"hardware", "h100-96gb-hbm2e-500w"}, {"gpus_per_node", 8}, {"model", "llama3.1-8b"},
+                    {"precision", "bf16"}, {"seq_len", 8192}, {"global_batch_size", 16}, {"micro_batch_size", 2}, {"ep", 1},
+                    {"dp_or_fsdp", "fsdp2 8"}, {"recompute", "full AC"}, {"notes", "torch.compile"}, {"year", 2024}};
+  Case c = convert(row_of(row), library());
+  const double with = predict(c, library().words).step.value;
+  c.problem.runtime.kept.erase("copied_out");
+  const DeviceSpec& device = c.problem.cluster.device;
+  EXPECT_NEAR(with - predict(c, library().words).step.value, 14 * 8.03e9 / (device.memory_bandwidth.value * device.achieved_bandwidth), 1e-3);
+}
+
 TEST(DeepSpeed, FillsStagesFromTheFront) {
   const Json row = {{"framework", "Megatron-DeepSpeed"}, {"hardware", "a100-sxm-80gb"}, {"gpus_per_node", 8}, {"num_gpus", 384},
                     {"model", "bloom-like-h13824-l78-a64"}, {"precision", "bf16"}, {"seq_len", 2048}, {"global_batch_size", 2048},
