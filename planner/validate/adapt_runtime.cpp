@@ -114,7 +114,7 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
     runtime.fused_loss = false, runtime.whole_logits = true;
     runtime.logit_bytes = 16, runtime.logit_kept = 8, runtime.traffic["cross_entropy"] = 14;
     runtime.kept["eager_cross_entropy"] = runtime.kept["held_logits"] = 1;
-    runtime.kept.erase("chunked_head");
+    runtime.kept.erase("chunked_head"), runtime.traffic.erase("head_in_pieces");
   }
   if (contains(row.lora_targets.value_or(""), "up to 4 concurrent adapters")) runtime.kept["adapters"] = 4;
   // llm-foundry's H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).

@@ -164,6 +164,18 @@ double fsdp_copies(const Case& c, const Stages& s) {
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
+/// A head that goes over the vocabulary in pieces, operation by operation, in fp32: what it moves in
+/// two passes beyond its products.
+double head_in_pieces(const Case& c) {
+  const auto bytes = c.problem.runtime.traffic.find("head_in_pieces");
+  if (bytes == c.problem.runtime.traffic.end()) return 0;
+  const DeviceSpec& device = c.problem.cluster.device;
+  const double logits = static_cast<double>(c.plan.micro_batches * c.plan.micro_batch) *
+                        static_cast<double>(c.problem.workload.sequence_length) / c.plan.parallelism.cp *
+                        static_cast<double>(c.problem.model.vocabulary);
+  return 2 * logits * bytes->second / (device.memory_bandwidth.value * device.achieved_bandwidth);
+}
+
 /// Seconds of one collective over the ranks that share the weights; an all-reduce over all data ranks.
 double collective(const Case& c, Collective kind, double bytes) {
   const Parallelism& p = c.plan.parallelism;
@@ -248,7 +260,7 @@ Prediction predict(const Case& said, const Words& words) {
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) + fsdp_copies(c, stages) +
-          gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
+          head_in_pieces(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   const double host = stages.host.all * passes;

@@ -270,6 +270,18 @@ TEST(Torchtitan, CopiesWeightsAndGradientsOnTheComputeStream) {
   EXPECT_NEAR(with - predict(c, library().words).step.value, 14 * 8.03e9 / (device.memory_bandwidth.value * device.achieved_bandwidth), 1e-3);
 }
 
+TEST(PrimeRl, GoesOverLogitsOperationByOperationUnlessTheyAreWhole) {
+  Json row = {{"framework", "prime-rl trainer"}, {"hardware", "h100-sxm-80gb"}, {"num_gpus", 1}, {"gpus_per_node", 1}, {"model", "qwen3-0.6b"},
+              {"precision", "bf16"}, {"method", "full_ft"}, {"seq_len", 16384}, {"global_batch_size", 2}, {"ep", 1}, {"dp_or_fsdp", "fsdp2 1"}, {"recompute", "full"}};
+  Case c = convert(row_of(row), library());
+  const double with = predict(c, library().words).step.value;
+  c.problem.runtime.traffic.erase("head_in_pieces");
+  const DeviceSpec& device = c.problem.cluster.device;
+  EXPECT_NEAR(with - predict(c, library().words).step.value, 120.0 * 2 * 16384 * 151936 / (device.memory_bandwidth.value * device.achieved_bandwidth), 1e-3);
+  row["notes"] = "SFT loss, logits not chunked";
+  EXPECT_FALSE(convert(row_of(row), library()).problem.runtime.traffic.contains("head_in_pieces"));
+}
+
 TEST(DeepSpeed, FillsStagesFromTheFront) {
   const Json row = {{"framework", "Megatron-DeepSpeed"}, {"hardware", "a100-sxm-80gb"}, {"gpus_per_node", 8}, {"num_gpus", 384},
                     {"model", "bloom-like-h13824-l78-a64"}, {"precision", "bf16"}, {"seq_len", 2048}, {"global_batch_size", 2048},
