@@ -117,6 +117,10 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
     runtime.kept.erase("chunked_head"), runtime.traffic.erase("head_in_pieces");
   }
   if (contains(row.lora_targets.value_or(""), "up to 4 concurrent adapters")) runtime.kept["adapters"] = 4;
+  // Its adapters' experts are one grouped product on compute capability 9 alone, elsewhere a loop of eager operations
+  // (trainer/models/layers/lora/multi_moe.py): as long for the host as Hugging Face's.
+  if (runtime.name == "prime-rl" && contains(row.method.value_or(""), "lora") && !contains(*row.hardware, "h100") && !contains(*row.hardware, "h200"))
+    runtime.traffic["looped_experts"] = 1, runtime.host_call = eager.host_call;
   // llm-foundry's H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
   if (runtime.name == "llm-foundry" && *row.gpus >= 128 && contains(row.hardware.value_or(""), "h100"))
     runtime.traffic.erase("gathers_after_backward");

@@ -355,7 +355,8 @@ Case convert(const Row& row, const Library& library) {
   const Sharding sharding = sharding_of(row, framework ? framework->sharding : Sharding::full);
   runtime.compute = compute_of(row);
   adapt_runtime(runtime, row, sharding, problem.model,
-                runtime.name == "torchtitan" ? load_runtime(library.configs, "hf-peft") : Runtime{});
+                runtime.name == "torchtitan" || runtime.name == "prime-rl" ? load_runtime(library.configs, "hf-peft")
+                                                                           : Runtime{});
   repeat_kv_heads(problem.model, row.tp.value_or(1));
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(

@@ -13,6 +13,13 @@ bool is_expert_call(const BlockNode& node) {
          std::holds_alternative<op::Permute>(call->op) || std::holds_alternative<op::Combine>(call->op);
 }
 
+/// Calls that a loop over experts makes of one.
+double experts_of(const BlockNode& node) {
+  const auto* call = std::get_if<OpCall>(&node.call);
+  const auto* product = call ? std::get_if<op::GroupedLinear>(&call->op) : nullptr;
+  return product ? static_cast<double>(product->experts) : 1;
+}
+
 }  // namespace
 
 Graphs graphs_of(const Row& row) {
@@ -31,6 +38,7 @@ HostSeconds host_seconds(const Program& program, const Runtime& runtime, const H
   };
   const double of_call = runtime.host_call.value * (work.narrow ? factor("narrow_host") : 1);
   const double of_expert_call = of_call * factor("expert_host");
+  const bool looped = runtime.traffic.contains("looped_experts");
   HostSeconds out;
   for (const Slot& s : program.slots) {
     const Block& block = program.blocks[static_cast<std::size_t>(s.block)];
@@ -38,8 +46,9 @@ HostSeconds host_seconds(const Program& program, const Runtime& runtime, const H
       for (const BlockNode& node : forward ? block.forward : block.backward) {
         const bool expert = is_expert_call(node);
         if (!expert && work.graphs != Graphs::none) continue;
-        out.all += expert ? of_expert_call : of_call;
-        if (expert && forward && work.reads_counts) out.behind_counts += of_expert_call;
+        const double each = (expert ? of_expert_call : of_call) * (looped ? experts_of(node) : 1);
+        out.all += each;
+        if (expert && forward && work.reads_counts) out.behind_counts += each;
       }
   }
   return out;

@@ -282,6 +282,21 @@ TEST(PrimeRl, GoesOverLogitsOperationByOperationUnlessTheyAreWhole) {
   EXPECT_FALSE(convert(row_of(row), library()).problem.runtime.traffic.contains("head_in_pieces"));
 }
 
+TEST(PrimeRl, LoopsOverTheExpertsOfItsAdaptersOnAllButHopper) {
+  const auto host = [](const char* hardware, const char* method) {
+    const Json row = {{"framework", "prime-rl trainer"}, {"hardware", hardware}, {"gpus_per_node", 8}, {"model", "qwen3-30b-a3b"}, {"precision", "bf16"},
+                      {"method", method}, {"lora_rank", 16}, {"seq_len", 16384}, {"global_batch_size", 16}, {"ep", 1}, {"dp_or_fsdp", "fsdp2 8"}, {"recompute", "full"}};
+    const Case c = convert(row_of(row), library());
+    return host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host);
+  };
+  EXPECT_EQ(host("h200-141gb", "lora").all, 0);
+  EXPECT_EQ(host("b200-180gb", "full_ft").all, 0);
+  const HostSeconds looped = host("b200-180gb", "lora");
+  // 48 layers of 128 experts: two products forward at 121 us each, behind the counts.
+  EXPECT_GE(looped.behind_counts, 48 * 128 * 2 * 121e-6);
+  EXPECT_GT(looped.all, 2 * looped.behind_counts);
+}
+
 TEST(DeepSpeed, FillsStagesFromTheFront) {
   const Json row = {{"framework", "Megatron-DeepSpeed"}, {"hardware", "a100-sxm-80gb"}, {"gpus_per_node", 8}, {"num_gpus", 384},
                     {"model", "bloom-like-h13824-l78-a64"}, {"precision", "bf16"}, {"seq_len", 2048}, {"global_batch_size", 2048},
