@@ -15,14 +15,13 @@
 #include "cli/run_rank.hpp"
 #include "core/error.hpp"
 #include "executor/comm/shared_memory.hpp"
+#include "executor/comm/watchdog.hpp"
 #ifdef MOEPLAN_NCCL
 #include "executor/nccl/nccl.hpp"
 #endif
 
 namespace moeplan::cli {
 namespace {
-
-constexpr Duration kGrace{15000};   ///< for the other ranks to leave once one has failed, before they are made to
 
 /// A TCP port that nobody listens on at the moment.
 int free_port() {

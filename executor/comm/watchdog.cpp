@@ -87,7 +87,12 @@ Duration operation_limit(double seconds, const LimitRule& rule) {
 }
 
 Duration step_limit(double predicted, double longest, Duration most) {
-  return longest > 0 ? std::min(most, operation_limit(std::max(predicted, longest))) : most;
+  const Duration room = kOut - kNoticed - kGrace;
+  if (longest > 0) {
+    const double seconds = std::max(predicted, longest);
+    return std::min({most, operation_limit(seconds), std::max(room, operation_limit(seconds, {.factor = 1.5}))});
+  }
+  return predicted > 0 ? std::min(most, std::max(room, operation_limit(predicted))) : most;
 }
 
 Watchdog::Watchdog(std::vector<Watched> ranks, std::function<void(const Verdict&)> on_overdue, Duration tick)

@@ -46,9 +46,13 @@ struct LimitRule {
 };
 /// How long a call may take that is predicted to take `seconds`.
 [[nodiscard]] Duration operation_limit(double seconds, const LimitRule& rule = {});
-/// How long a call within a step may wait for the others, who do at most a step's work before they come: by what a step is predicted to take (0:
-/// nobody says) and by the longest so far, whichever is more. `most`, which is never exceeded, until a first step has ended: it makes ready what
-/// the later ones use.
+/// Within `kOut` of a call that waits for a rank in vain all have left: that it is overdue is known `kNoticed` after its limit (three signs of life, a
+/// second apart: one on its way, two to look on), and what does not leave within `kGrace` of the verdict is ended.
+inline constexpr Duration kOut{60000}, kNoticed{3000}, kGrace{15000};
+
+/// How long a call within a step may wait for the others, who do at most a step's work before they come: 5 times what a step is predicted to take (0:
+/// nobody says) or the longest so far took, whichever is more; at least 20 s, and no more than `kOut` leaves unless 1.5 times a step is. The first step
+/// (`longest` 0) makes ready what the later ones use: at least what `kOut` leaves, and `most` where nobody says. Never above `most`.
 [[nodiscard]] Duration step_limit(double predicted, double longest, Duration most);
 
 /// Looks at the ranks of this process (one, or several as threads) every `tick` and calls `on_overdue` once, from its own thread,

@@ -122,12 +122,28 @@ TEST(OperationLimit, is_a_multiple_of_the_prediction_with_a_floor) {
 
 TEST(StepLimit, follows_what_a_step_takes_once_one_has_ended) {
   const Duration most{300000};
-  EXPECT_EQ(step_limit(2, 0, most), most) << "the first makes ready what the others use";
   EXPECT_EQ(step_limit(2, 0.5, most), Duration{20000});
   EXPECT_EQ(step_limit(8, 3, most), Duration{40000});
   EXPECT_EQ(step_limit(0, 8, most), Duration{40000}) << "slower than predicted";
-  EXPECT_EQ(step_limit(100, 3, most), most);
   EXPECT_EQ(step_limit(2, 0.5, Duration{6000}), Duration{6000});
+}
+
+// 60 s, 3 until it is noticed and 15 to leave: 42 are left. A step of 28 s or more needs 1.5 times itself.
+TEST(StepLimit, lets_all_leave_within_a_minute_unless_a_step_takes_longer) {
+  const Duration most{300000};
+  EXPECT_EQ(step_limit(8.4, 3, most), Duration{42000});
+  EXPECT_EQ(step_limit(12, 3, most), Duration{42000});
+  EXPECT_EQ(step_limit(28, 3, most), Duration{42000});
+  EXPECT_EQ(step_limit(3, 40, most), Duration{60000});
+  EXPECT_EQ(step_limit(1000, 3, most), most);
+}
+
+TEST(StepLimit, of_the_first_step_leaves_time_to_make_things_ready) {
+  const Duration most{300000};
+  EXPECT_EQ(step_limit(0.1, 0, most), Duration{42000});
+  EXPECT_EQ(step_limit(20, 0, most), Duration{100000});
+  EXPECT_EQ(step_limit(0, 0, most), most) << "nobody says how long it takes";
+  EXPECT_EQ(step_limit(0.1, 0, Duration{6000}), Duration{6000});
 }
 
 TEST(OperationLimit, of_a_senseless_prediction_is_finite_and_positive) {
