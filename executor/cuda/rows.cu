@@ -6,12 +6,12 @@
 #include "core/error.hpp"
 #include "kernels/base/cuda.hpp"
 #include "kernels/base/pack.cuh"
+#include "kernels/row_runs.hpp"
 
 namespace moeplan::cuda {
 namespace {
 
-/// Of one launch: with `begin`, 8 KB of the 32,764 bytes that a kernel's parameters may take (CUDA 12.1 on).
-constexpr int most_runs = 1020;
+constexpr int most_runs = kRowRuns;
 constexpr int threads = 256, in_flight = 4;
 
 struct Runs {

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "kernels/row_runs.hpp"
 #include "sim/cost/channels.hpp"
 
 namespace moeplan {
@@ -34,8 +35,8 @@ constexpr double kNvlsFrom = 5;
 constexpr double kCollectiveLow = 0.80, kCollectiveHigh = 2.0, kExchangeLow = 0.80, kExchangeHigh = 1.5;
 /// Reading the counts back: a 4 KB copy to the host (6.9 us) and two launches (4.6 us each), measured on one H200, 2026-11-29.
 constexpr double kHostRead = 16.1e-6;
-/// A copy of rows that the host issues: 64 of 3 MiB took 284 us where their bytes take 104, measured on one H200, 2026-11-30. One launch takes kRuns of them.
-constexpr double kRowCopy = 4.4e-6, kRuns = 1020;
+/// A copy of rows that the host issues: 64 of 3 MiB took 284 us where their bytes take 104, measured on one H200, 2026-11-30. One launch takes kRowRuns of them.
+constexpr double kRowCopy = 4.4e-6;
 /// A small copy between device and host: 6.9 us, the same measurement.
 constexpr double kHostCopyLatency = 6.9e-6;
 /// Mean wait in the notify kernels of DeepSeek's production trace, EP64: 2.0 ms, because they wait for the slowest peer.
@@ -103,10 +104,10 @@ double Links::lent(const CommCall& call, GroupShape group) const {
   const Tier& tier = tier_[outermost];
   double held = tier.channels;
   switch (call.collective) {
-    case Collective::dispatch: case Collective::combine: held = deduplicated_ && tier.send_channels > 0 ? kExchangeKernels : tier.send_channels; break;
+    case Collective::dispatch: case Collective::combine: held = deduplicated_ && tier.send_channels > 0 ? channel_rules().token_once : tier.send_channels; break;
     case Collective::all_to_all: held = tier.send_channels; break;
     case Collective::send_receive: case Collective::state_chain: case Collective::state_scan:
-      held = tier.kind == LinkKind::network ? std::min(kNetworkChannels, tier.send_channels) : tier.send_channels;
+      held = tier.kind == LinkKind::network ? std::min(channel_rules().neighbour_over_network, tier.send_channels) : tier.send_channels;
       break;
     default: break;
   }
@@ -239,7 +240,7 @@ std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, 
 double Links::ordering(const CommCall& call, GroupShape group, double skew) const {
   if (!orders_rows_) return 0;
   const double copies = std::max(static_cast<double>(call.experts), static_cast<double>(group.size));
-  return std::max(2 * static_cast<double>(call.payload.value) * std::max(1.0, skew) / memory_rate_, std::ceil(copies / kRuns) * kRowCopy);
+  return std::max(2 * static_cast<double>(call.payload.value) * std::max(1.0, skew) / memory_rate_, std::ceil(copies / kRowRuns) * kRowCopy);
 }
 
 Estimate Links::price(const CommCall& call, GroupShape group, double skew) const {
