@@ -211,6 +211,8 @@ Command run_command(CLI::App& program) {
                   "seconds that a rank waits for the others in one call (default 300; within a step, on devices, if that is less: 5 times what one is predicted to take, or took, and at least 20, but 42 at most or 1.5 times a step; the first may take 42 or 5 steps)")
       ->each([o](const std::string&) { o->timeout_given = true; })
       ->check(CLI::Range(0.01, 1e6));
+  app->add_flag("!--no-registered-memory", o->train.walk.registers,
+                "NCCL copies what it moves through buffers of its own, instead of knowing the memory of exchanges, gathers and reductions beforehand");
   app->add_option("--backend", o->backend,
                   "cpu, cuda (where it was built in), or null (walks the program and computes nothing)")
       ->check(CLI::IsMember(backend_names()));

@@ -47,6 +47,13 @@ Json provenance(const RunOptions& options, const Context& context, const std::st
   return out;
 }
 
+/// How NCCL gets at what it moves.
+std::string registered_text(const RunOptions& options, const Walk::Registered& registered) {
+  if (!options.train.walk.registers) return "none, as asked";
+  if (!registered.refused.empty()) return (registered.communicators > 0 ? "in part: " : "none: ") + registered.refused;
+  return fmt::format("{} with {} communicators", human(registered.bytes), registered.communicators);
+}
+
 std::string step_line(const StepReport& r, double mfu) {
   return fmt::format("step {:>5}  loss {:<9.5g} grad norm {:<9.4g} lr {:<9.3g} {:>7.0f} tokens/s{}{}{}\n", r.step, r.loss,
                      r.gradient_norm, r.learning_rate, r.seconds > 0 ? static_cast<double>(r.tokens) / r.seconds : 0,
@@ -302,6 +309,7 @@ class RankRun {
       if (slice) file["rank_slice"] = slice_json(*slice);
       file["steps"] = steps_;
       file["provenance"] = provenance(o_, s_.context, opened_.device);
+      if (world_ && o_.backend == "cuda" && !s_.slice) file["provenance"]["registered_memory"] = registered_text(o_, trainer_.walk().registered());
       write_text_file(o_.output, file.dump(1) + "\n");
     }
     s_.out.exit_code = signal == 0 ? 0 : o_.checkpoint.empty() ? kFailed : kInterrupted;

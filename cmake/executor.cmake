@@ -10,7 +10,7 @@ moeplan_room(moeplan_executor GLOB executor/backend/*.cpp executor/arena/*.cpp e
 find_package(CUDAToolkit QUIET)
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV NCCL_HOME PATH_SUFFIXES include)
 if(TARGET CUDA::cudart_static AND NCCL_INCLUDE_DIR)
-  add_library(moeplan_nccl STATIC executor/nccl/nccl.cpp executor/nccl/world.cpp executor/nccl/library.cpp)
+  add_library(moeplan_nccl STATIC executor/nccl/nccl.cpp executor/nccl/memory.cpp executor/nccl/world.cpp executor/nccl/library.cpp)
   target_include_directories(moeplan_nccl SYSTEM PRIVATE ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(moeplan_nccl PUBLIC moeplan_comm CUDA::cudart_static ${CMAKE_DL_LIBS})
   add_executable(nccl_suite tests/executor/nccl/nccl_suite.cpp tests/executor/comm/suite.cpp)

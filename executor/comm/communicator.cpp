@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/checked.hpp"
 
 namespace moeplan {
@@ -236,6 +238,18 @@ void Communicator::check_order() {
     }
     throw error(CommFault::mismatch, call, fmt::format("ranks {} and {} issued different calls before #{}", a, b, oldest + 1));
   }
+}
+
+Registration Communicator::register_memory(const std::shared_ptr<void>& memory, std::int64_t bytes) {
+  std::optional<Registration> mine = do_register(memory, bytes);
+  if (!mine) return {};
+  const std::int64_t word = mine->handle ? 1 : 0;
+  const std::vector<std::int64_t> all = gather_words(std::span(&word, 1));
+  const auto without = std::find(all.begin(), all.end(), 0);
+  if (without == all.end()) return *std::move(mine);
+  mine->handle.reset();
+  if (mine->refused.empty()) mine->refused = fmt::format("rank {} could not", world_ranks_[static_cast<std::size_t>(without - all.begin())]);
+  return *std::move(mine);
 }
 
 }  // namespace moeplan

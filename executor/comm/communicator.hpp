@@ -92,6 +92,12 @@ struct Transfer {
   int peer = 0;              ///< rank in this communicator
 };
 
+/// Memory that a transport knows beforehand (`register_memory`).
+struct Registration {
+  std::shared_ptr<void> handle;   ///< while it lives; keeps the memory. Null: not registered
+  std::string refused;            ///< why, where there is something to register with
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -147,6 +153,12 @@ class Communicator {
   void check_order();
   /// Kinds, types, element counts and order of everything issued so far, as one number; counts of all_to_all are not in it.
   [[nodiscard]] std::uint64_t order_hash() const { return order_.hash; }
+  /// Zeroed memory as a transport wants what it registers; null where any is as good, or where there is none: the caller takes its own.
+  [[nodiscard]] virtual std::shared_ptr<std::byte> shareable(std::int64_t /*bytes*/) { return nullptr; }
+  /// Makes memory known to the transport, so that calls move data from and to it without a copy of their own. All ranks of the group call it, each with
+  /// its memory: it is registered on all or on none. Let go of with the handle, before or after the communicator ends. Where there is nothing to register
+  /// with, both members are empty.
+  [[nodiscard]] Registration register_memory(const std::shared_ptr<void>& memory, std::int64_t bytes);
   /// Every rank of every communicator of the same world leaves its call with `aborted`. Any thread may call it.
   virtual void abort(const std::string& reason) noexcept = 0;
 
@@ -181,6 +193,8 @@ class Communicator {
   virtual std::unique_ptr<Communicator> do_split(const Call& call, std::optional<int> colour, int key, const std::string& label) = 0;
   virtual void do_gather_words(const Call& call, std::span<const std::int64_t> words, std::span<std::int64_t> all) = 0;
   virtual void do_wait(const Call& call) = 0;
+  /// Of this rank alone; nothing: there is nothing to register with, on any rank.
+  [[nodiscard]] virtual std::optional<Registration> do_register(const std::shared_ptr<void>& /*memory*/, std::int64_t /*bytes*/) { return std::nullopt; }
 
  private:
   /// What `check_order` compares: the calls since the start as a running hash, the latest also one by one.

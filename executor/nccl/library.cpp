@@ -30,8 +30,6 @@ NcclLibrary load() {
   find(library, "ncclCommDestroy", n.comm_destroy);
   find(library, "ncclCommAbort", n.comm_abort);
   find(library, "ncclCommGetAsyncError", n.comm_get_async_error);
-  find(library, "ncclCommRegister", n.comm_register);
-  find(library, "ncclCommDeregister", n.comm_deregister);
   find(library, "ncclGroupStart", n.group_start);
   find(library, "ncclGroupEnd", n.group_end);
   find(library, "ncclAllReduce", n.all_reduce);
@@ -39,8 +37,8 @@ NcclLibrary load() {
   find(library, "ncclReduceScatter", n.reduce_scatter);
   find(library, "ncclSend", n.send);
   find(library, "ncclRecv", n.receive);
-  find(library, "ncclMemAlloc", n.memory_allocate);
-  find(library, "ncclMemFree", n.memory_free);
+  n.comm_register = reinterpret_cast<decltype(n.comm_register)>(::dlsym(library, "ncclCommRegister"));
+  n.comm_deregister = reinterpret_cast<decltype(n.comm_deregister)>(::dlsym(library, "ncclCommDeregister"));
   n.comm_revoke = reinterpret_cast<decltype(n.comm_revoke)>(::dlsym(library, "ncclCommRevoke"));
   return n;
 }

@@ -17,8 +17,6 @@ struct NcclLibrary {
   decltype(&ncclCommDestroy) comm_destroy;
   decltype(&ncclCommAbort) comm_abort;
   decltype(&ncclCommGetAsyncError) comm_get_async_error;
-  decltype(&ncclCommRegister) comm_register;
-  decltype(&ncclCommDeregister) comm_deregister;
   decltype(&ncclGroupStart) group_start;
   decltype(&ncclGroupEnd) group_end;
   decltype(&ncclAllReduce) all_reduce;
@@ -26,9 +24,9 @@ struct NcclLibrary {
   decltype(&ncclReduceScatter) reduce_scatter;
   decltype(&ncclSend) send;
   decltype(&ncclRecv) receive;
-  decltype(&ncclMemAlloc) memory_allocate;
-  decltype(&ncclMemFree) memory_free;
-  ncclResult_t (*comm_revoke)(ncclComm_t, int);  ///< from 2.28.7 on; null before
+  decltype(&ncclCommRegister) comm_register;       ///< null where it has none, as the two below
+  decltype(&ncclCommDeregister) comm_deregister;
+  ncclResult_t (*comm_revoke)(ncclComm_t, int);  ///< from 2.28.7 on
 };
 
 /// Throws InputError where there is no libnccl.so.2, or one that is too old for these calls.

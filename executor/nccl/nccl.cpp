@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "executor/nccl/library.hpp"
+#include "executor/nccl/memory.hpp"
 #include "executor/nccl/world.hpp"
 
 namespace moeplan {
@@ -109,12 +110,7 @@ class Nccl final : public Communicator {
     cuda({.kind = CommKind::wait}, cudaStreamWaitEvent(static_cast<cudaStream_t>(queue), static_cast<cudaEvent_t>(point.get()), 0), "cudaStreamWaitEvent");
   }
 
-  void register_buffer(void* data, std::size_t bytes) {
-    void* handle = nullptr;
-    const Call call{.kind = CommKind::barrier};
-    issue(call, [&] { return nccl().comm_register(comm_, data, bytes, &handle); });
-    registered_.push_back(handle);
-  }
+  std::shared_ptr<std::byte> shareable(std::int64_t bytes) override { return shareable_memory(bytes); }
 
  private:
   void do_all_reduce(const Call& call, void* data) override {
@@ -210,6 +206,27 @@ class Nccl final : public Communicator {
     return std::make_unique<Nccl>(fmt::format("{}/{}.{}", name(), label, *colour), own, std::move(ranks), world_, child, options_);
   }
 
+  std::optional<Registration> do_register(const std::shared_ptr<void>& memory, std::int64_t bytes) override {
+    if (!nccl().comm_register || !nccl().comm_deregister) return Registration{{}, fmt::format("NCCL {} has no ncclCommRegister", nccl_version())};
+    if (bytes == 0) return Registration{std::make_shared<char>(), {}};   // another rank may have some
+    void* handle = nullptr;
+    const std::lock_guard lock(world_->mutex);
+    leave_if_aborted({.kind = CommKind::words});
+    const ncclResult_t result = nccl().comm_register(comm_, memory.get(), static_cast<std::size_t>(bytes), &handle);
+    if (result != ncclSuccess) return Registration{{}, fmt::format("ncclCommRegister: {}", nccl().get_error_string(result))};
+    if (!handle) return Registration{{}, "NCCL registers nothing (NCCL_LOCAL_REGISTER)"};
+    registered_->push_back(handle);
+    return Registration{std::shared_ptr<void>(handle, [world = world_, comm = comm_, all = registered_, memory](void* of) {
+                          const std::lock_guard held(world->mutex);
+                          const auto at = std::find(all->begin(), all->end(), of);
+                          if (at == all->end()) return;   // the communicator has ended, and with it this
+                          all->erase(at);
+                          if (world->aborted || std::uncaught_exceptions() > 0) world->kept.push_back(memory);   // until those have ended that may still use it
+                          else nccl().comm_deregister(comm, of);
+                        }),
+                        {}};
+  }
+
   void do_wait(const Call& call) override {
     cuda(call, cudaEventRecord(event_, stream()), "cudaEventRecord");
     poll(call, [&] {
@@ -291,7 +308,8 @@ class Nccl final : public Communicator {
     {
       const std::lock_guard lock(world_->mutex);
       if (world_->aborted) return false;
-      for (void* handle : registered_) nccl().comm_deregister(comm_, handle);
+      for (void* handle : *registered_) nccl().comm_deregister(comm_, handle);
+      registered_->clear();
       state = nccl().comm_finalize(comm_);
     }
     for (const auto end = Clock::now() + options_.limit; state == ncclInProgress && Clock::now() < end;) {
@@ -312,6 +330,7 @@ class Nccl final : public Communicator {
       if (healthy) nccl().comm_destroy(comm_);
       else nccl().comm_abort(comm_);
     }
+    registered_->clear();
     if (event_) cudaEventDestroy(event_);
     if (scratch_) cudaFree(scratch_);
   }
@@ -323,7 +342,7 @@ class Nccl final : public Communicator {
   cudaEvent_t event_ = nullptr;
   void* scratch_ = nullptr;
   std::size_t scratch_bytes_ = 0;
-  std::vector<void*> registered_;
+  std::shared_ptr<std::vector<void*>> registered_ = std::make_shared<std::vector<void*>>();   ///< shared with the handles, which may live longer
   std::vector<std::unique_ptr<ncclComm_t>> children_;
 };
 
@@ -371,12 +390,5 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
 }
 
 void nccl_use_stream(Communicator& communicator, void* stream) { dynamic_cast<Nccl&>(communicator).use_stream(stream); }
-void nccl_register(Communicator& communicator, void* data, std::size_t bytes) { dynamic_cast<Nccl&>(communicator).register_buffer(data, bytes); }
-
-std::shared_ptr<void> nccl_allocate(std::size_t bytes) {
-  void* data = nullptr;
-  if (const auto r = nccl().memory_allocate(&data, bytes); r != ncclSuccess) throw std::runtime_error(fmt::format("ncclMemAlloc of {} bytes: {}", bytes, nccl().get_error_string(r)));
-  return {data, [](void* p) { nccl().memory_free(p); }};
-}
 
 }  // namespace moeplan

@@ -39,12 +39,7 @@ struct NcclOptions {
 /// The communicator "world" of `ranks` ranks on the current CUDA device. Collective; throws CommError `timeout` at the limit.
 [[nodiscard]] std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclId& id, const NcclOptions& options);
 
-/// Later calls go to this cudaStream_t. Throws std::bad_cast if `communicator` is none of NCCL's (so do the two below).
+/// Later calls go to this cudaStream_t. Throws std::bad_cast if `communicator` is none of NCCL's.
 void nccl_use_stream(Communicator& communicator, void* stream);
-/// Registers [data, data + bytes) for zero-copy until the communicator ends. All ranks of a call must agree on registered or not.
-void nccl_register(Communicator& communicator, void* data, std::size_t bytes);
-
-/// Device memory that any transport can register; freed with the handle.
-[[nodiscard]] std::shared_ptr<void> nccl_allocate(std::size_t bytes);
 
 }  // namespace moeplan

@@ -5,6 +5,7 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ struct NcclWorld {
   std::vector<ncclComm_t> live;
   std::atomic<bool> aborted{false};
   std::string reason;                      ///< written once, before `aborted`
+  std::vector<std::shared_ptr<void>> kept; ///< memory that was registered when all was aborted: until the last communicator is gone
   cudaStream_t stream = nullptr;           ///< of its own, where the caller named none
   cudaStream_t beside = nullptr;           ///< the second, once a communicator has moved there
 

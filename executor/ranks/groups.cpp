@@ -38,6 +38,16 @@ void RankGroups::wait() {
   each([](Communicator& c) { c.wait(); });
 }
 
+RankGroups::Registrations RankGroups::register_memory(const std::shared_ptr<void>& memory, Bytes bytes) {
+  Registrations out;
+  each([&](Communicator& c) {
+    Registration one = c.register_memory(memory, bytes.value);
+    if (one.handle) out.handles.push_back(std::move(one.handle));
+    if (!one.refused.empty()) out.refused = std::move(one.refused);
+  });
+  return out;
+}
+
 /// The ranks of this one's number modulo `stride`, so many in a row of them: no two groups of a shape share a rank.
 Communicator* RankGroups::over(int size, int stride, const std::string& label) {
   const auto [at, fresh] = by_shape_.try_emplace({size, stride}, nullptr);

@@ -35,6 +35,12 @@ class RankGroups {
   [[nodiscard]] Communicator* between_nodes() const { return between_nodes_; }
   /// Until all that was issued on any of them is done.
   void wait();
+  /// Makes memory known to all of them (`Communicator::register_memory`); all ranks call it together. `refused`: why one of them has not.
+  struct Registrations {
+    std::vector<std::shared_ptr<void>> handles;
+    std::string refused;
+  };
+  [[nodiscard]] Registrations register_memory(const std::shared_ptr<void>& memory, Bytes bytes);
   /// `ranks` neighbours of a group, or the whole of it.
   [[nodiscard]] Communicator& sharers(Group group, int ranks) const;
   /// What all communicators of this rank have counted together.

@@ -26,7 +26,7 @@ void Walk::place_staging() {
     apart.runtime.deduplicated_dispatch = false;
     staged_.buffer = std::max(staged_.buffer, moeplan::staging(program_, apart, plan_, held).buffer);
   }
-  staging_ = backend_.allocate(staged_.buffer, "exchange and reduction buffer");
+  staging_ = allocate_shared(staged_.buffer, "exchange and reduction buffer");
   for (std::size_t slot = 0; slot < program_.slots.size() && staged_.ways.value > 0; ++slot) {
     const Block& b = block_of(static_cast<std::int32_t>(slot));
     for (const BlockNode& n : b.forward) {

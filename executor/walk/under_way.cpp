@@ -8,6 +8,27 @@
 
 namespace moeplan {
 
+/// What calls to other ranks read and write: as the communicators want it.
+Backend::Memory Walk::allocate_shared(Bytes bytes, const std::string& what) {
+  if (ranks_ && options_.registers)
+    if (Backend::Memory memory = ranks_->world().shareable(bytes.value)) return memory;
+  return backend_.allocate(bytes, what);
+}
+
+/// Both of what a call may read or write, so that all its ranks have registered memory wherever their rows lie. What gathers read, the
+/// pieces that ranks keep, is not.
+void Walk::register_memory() {
+  if (!ranks_ || !options_.registers) return;
+  for (const auto& [memory, bytes] : {std::pair{memory_, arena_.size}, std::pair{staging_, staged_.buffer}}) {
+    RankGroups::Registrations done = ranks_->register_memory(memory, bytes);
+    if (!done.refused.empty()) registered_.refused = std::move(done.refused);
+    if (done.handles.empty()) continue;
+    registered_.bytes += bytes;
+    registered_.communicators = std::max(registered_.communicators, done.handles.size());
+    registrations_.insert(registrations_.end(), done.handles.begin(), done.handles.end());
+  }
+}
+
 /// The backend's queue has what is under way. What it waited for here was not hidden.
 void Walk::await(UnderWay way, Overlap& of, const Instance* instance, const BlockNode* node) {
   way.await(backend_);

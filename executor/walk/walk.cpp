@@ -63,7 +63,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
         return backend.wants_dense() ? own + copies.at(&b)(n) : own;
       },
       fetched_);
-  memory_ = backend.allocate(arena_.size, "arena");
+  memory_ = allocate_shared(arena_.size, "arena");
   if (arena_.host_size.value > 0) host_ = backend.allocate_host(arena_.host_size, "kept values in host memory");
   const std::int64_t tokens = tokens_here();
   if (tokens > (1 << 24))
@@ -94,6 +94,7 @@ Walk::Walk(const Program& program, const Problem& problem, const Plan& plan, Par
   fetching_.resize(program.slots.size());
   if (ranks_) place_staging();
   find_ways();
+  register_memory();
 }
 
 void Walk::note_block(const Block& b) {

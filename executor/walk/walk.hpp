@@ -37,6 +37,7 @@ struct WalkOptions {
   double routed_bound =
       2;  ///< rows that a rank's experts may take together over the balanced share: the bound of the ragged buffers
   std::int64_t rebalance_every = 0;  ///< steps between new placements of the experts by what was counted; 0: none
+  bool registers = true;  ///< what exchanges, gathers and reductions use is registered with the communicators, where they can
   const SliceRows* slice = nullptr;  ///< set: this rank is alone (executor/slice), and these rows reach its experts
 };
 
@@ -102,6 +103,13 @@ class Walk {
   }  ///< of the last micro-batch
   [[nodiscard]] const ArenaPlan& arena() const { return arena_; }
   [[nodiscard]] Bytes staged() const { return staged_.buffer + staged_.ways; }  ///< held beside the arena for calls to other ranks
+  /// Memory that communicators know beforehand, and how many of them; or why not. Empty where there is nothing to register with.
+  struct Registered {
+    Bytes bytes{};
+    std::size_t communicators = 0;
+    std::string refused;
+  };
+  [[nodiscard]] const Registered& registered() const { return registered_; }
   [[nodiscard]] Bytes host() const { return arena_.host_size; }  ///< kept values in host memory
   /// Rows that were sent and received in the last `run_all`: what an exact account of the exchange needs.
   [[nodiscard]] const std::vector<RoutesOf>& routes_of_last_step() const { return step_routes_; }
@@ -186,7 +194,9 @@ class Walk {
                      MicroBatchState& state);
   [[nodiscard]] Routes learn_tokens(const Instance& i, const BlockNode& n, const PassPlacement& place,
                                     MicroBatchState& state);
+  [[nodiscard]] Backend::Memory allocate_shared(Bytes bytes, const std::string& what);
   void place_staging();
+  void register_memory();
   void find_ways();
   /// As whoever reads a message is told.
   [[nodiscard]] std::string place_of(const Instance& i) const;
@@ -298,6 +308,8 @@ class Walk {
   Backend::Memory memory_;
   Backend::Memory staging_;  ///< of exchanges and reductions
   Staged staged_;            ///< of it, and of the ways of tokens that go once
+  Registered registered_;
+  std::vector<std::shared_ptr<void>> registrations_;  ///< end before the memory
   /// Rows on their way, by the value that they will be.
   struct InFlight {
     const Instance* instance = nullptr;

@@ -258,6 +258,39 @@ void counters_count_bytes(Communicator& c, Memory& m) {
   check(CommKind::all_to_all, {1, 4 * n, 4 * (n - 1)});
 }
 
+/// Calls on it while it is known and afterwards; known to a communicator that ends before it.
+void memory_known_beforehand(Communicator& c, Memory& m) {
+  const std::int64_t n = 1000, bytes = 2 * n * c.size() * 4;
+  std::shared_ptr<void> memory = c.shareable(bytes);
+  if (!memory) memory = {m.allocate(static_cast<std::size_t>(bytes)), [](void*) {}};
+  auto* const whole = static_cast<float*>(memory.get());
+  const auto use = [&](Communicator& by) {
+    const auto mine = filled<float>(n, [&](auto i) { return value(by.rank(), i); });
+    m.upload(whole + n * by.rank(), mine.data(), mine.size() * sizeof(float));
+    by.all_gather(whole + n * by.rank(), whole, n, DType::f32);
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(by.size()), n);
+    by.all_to_all(whole, counts, whole + n * by.size(), counts, DType::f32);   // of the gathered rows, those of one's own number, from all
+    by.wait();
+    std::vector<float> out(static_cast<std::size_t>(n * by.size()));
+    m.download(out.data(), whole, out.size() * sizeof(float));
+    expect_equal(out, filled<float>(n * by.size(), [&](auto i) { return value(static_cast<int>(i / n), i % n); }), "gathered");
+    m.download(out.data(), whole + n * by.size(), out.size() * sizeof(float));
+    expect_equal(out, filled<float>(n * by.size(), [&](auto i) { return value(by.rank(), i % n); }), "exchanged");
+  };
+  Registration known = c.register_memory(memory, bytes);
+  const std::int64_t is_known = known.handle ? 1 : 0;
+  expect_equal(c.gather_words(std::span(&is_known, 1)), std::vector<std::int64_t>(static_cast<std::size_t>(c.size()), is_known), "known to all ranks or to none");
+  if (known.handle && !known.refused.empty()) throw std::runtime_error("registered, and refused: " + known.refused);
+  use(c);
+  known = {};
+  use(c);
+  auto part = c.split(0, c.rank(), "all");
+  known = part->register_memory(memory, bytes);
+  use(*part);
+  part.reset();
+  use(c);
+}
+
 void the_same_order_passes_the_check(Communicator& c, Memory& m) {
   ragged<float>(c, m, rows);
   c.barrier();
@@ -297,6 +330,7 @@ const std::vector<Case>& cases() {
       {"split_twice", split_twice},
       {"calls_on_two_queues", calls_on_two_queues},
       {"counters_count_bytes", counters_count_bytes},
+      {"memory_known_beforehand", memory_known_beforehand},
       {"the_same_order_passes_the_check", the_same_order_passes_the_check},
   };
   return all;
