@@ -38,7 +38,7 @@ struct Options {
   std::vector<std::string> plans, models, targets, only;
   std::vector<std::int64_t> sequences, micro_batches{1};
   std::optional<std::int64_t> rank;
-  std::string output, backend = "cpu", name, device, runtime, method;
+  std::string output, backend = "cpu", name, device, runtime, method, links_most;
   int ep = 1, links = 0;
   std::optional<double> busy_milliseconds;
   bool again = false, no_power = false;
@@ -152,7 +152,7 @@ std::string power_note(const std::optional<PowerProfile>& p, std::size_t asked, 
 
 Output run(const Context& context, Options options) {
   if (options.links > 0)
-    return calibrate_links(context, {.ranks = options.links, .backend = options.backend, .output = options.output, .name = options.name, .again = options.again,
+    return calibrate_links(context, {.ranks = options.links, .backend = options.backend, .output = options.output, .name = options.name, .most = options.links_most, .again = options.again,
                                      .device_name = [&](const std::string& opened) { return device_name(context, options, opened); }});
   if (options.plans.empty() == options.models.empty()) throw InputError("calibrate", options.plans.empty() ? "nothing to measure" : "plans and models together", "give plan files, or --model NAME");
   std::map<std::string, Calls> of_model;
@@ -278,7 +278,8 @@ Command calibrate_command(CLI::App& program) {
   const auto o = std::make_shared<Options>();
   app->add_option("PLAN", o->plans, "plan files, as `moeplan plan ... -o` writes them, all for one device");
   app->add_option("--model", o->models, "instead of plans: every call of this model's layers on one rank, experts at other rows too; may be repeated");
-  app->add_option("--links", o->links, "instead of calls: the collectives between so many ranks of this machine (cuda: one for each device)")->check(CLI::Range(2, 1024));
+  app->add_option("--links", o->links, "instead of calls: the collectives between so many ranks of this machine (cuda: one for each device), and how much they hold up what is computed beside them")->check(CLI::Range(2, 1024));
+  app->add_option("--links-most", o->links_most, "with --links: the largest payload (default 512 MiB, on the cpu backend 16 MiB)");
   app->add_option("--seq", o->sequences, "with --model: lengths, e.g. 2048,4096 (default: the workload's)")->delimiter(',')->check(CLI::Range(1, 1 << 24));
   app->add_option("--ep", o->ep, "with --model: expert ranks that share the experts (default 1)")->check(CLI::Range(1, 1 << 16));
   app->add_option("--micro-batch", o->micro_batches, "with --model: sequences, e.g. 1,2 (default 1)")->delimiter(',')->check(CLI::Range(1, 1 << 16));

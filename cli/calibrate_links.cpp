@@ -16,11 +16,31 @@
 #include "core/json.hpp"
 #include "core/write.hpp"
 #include "executor/calibrate/links.hpp"
+#include "kernels/catalogue.hpp"
+#include "sim/cost/link_samples.hpp"
 
 namespace moeplan::cli {
 namespace {
 
 constexpr Duration kLimit{60000};
+/// Payload of the calls beside products: a layer's weights, or a micro-batch's rows to the experts.
+constexpr std::int64_t kBeside = std::int64_t{64} << 20;
+
+/// A product as large models have them; on a host, as it does them in some milliseconds.
+op::Linear product_of(const std::string& backend) {
+  return backend == "cuda" ? op::Linear{.tokens = 8192, .in = 7168, .out = 7168} : op::Linear{.tokens = 64, .in = 256, .out = 256};
+}
+
+LinkOptions sizes_of(const LinksOptions& o) {
+  LinkOptions out;
+  if (o.backend == "cpu") out.most_bytes = std::int64_t{1} << 24;
+  if (o.most.empty()) return out;
+  const std::optional<Bytes> most = parse_quantity<Bytes>(o.most);
+  if (!most || most->value < out.least_bytes || most->value > std::int64_t{1} << 33)
+    throw InputError("--links-most", shown(o.most) + " is no payload from 1 KiB to 8 GiB", "64 MiB");
+  out.most_bytes = most->value;
+  return out;
+}
 
 Output write_profile(const Context& context, const LinksOptions& o, const OpenBackend& opened, std::vector<ProfileSample> samples) {
   OutputFiles files({o.output});
@@ -36,7 +56,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
   for (const ProfileSample& s : samples) std::erase_if(profile.samples, [&](const ProfileSample& old) { return old.key == s.key; });
   profile.samples.insert(profile.samples.end(), samples.begin(), samples.end());
   std::sort(profile.samples.begin(), profile.samples.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
-  profile.source += fmt::format("moeplan calibrate --links {}: the slowest rank's medians of {} batches, from the call to its end", o.ranks, samples.front().count);
+  profile.source += fmt::format("moeplan calibrate --links {}: the slowest rank's medians of {} batches, from the call to its end; delays of {} beside one", o.ranks, samples.front().count, key(product_of(o.backend), Pass::forward, {}));
   files.write(o.output, to_json(profile).dump(1) + "\n");
   files.done();
   Output out;
@@ -47,12 +67,21 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
     rows.push_back({f.collective, std::to_string(f.ranks), duration({f.latency}), fmt::format("{:.1f} GB/s", f.rate / 1e9), percent(f.worst)});
     fits.push_back({{"collective", f.collective}, {"ranks", f.ranks}, {"latency_s", f.latency}, {"payload_bytes_per_s", f.rate}, {"worst_error", f.worst}});
   }
+  const LinkSamples measured(profile);
+  std::vector<std::vector<std::string>> beside;
+  Json costs = Json::array();
+  for (const LinkSamples::Share& s : measured.shares()) {
+    if (s.ranks != o.ranks) continue;
+    beside.push_back({s.collective, percent(s.share)});
+    costs.push_back({{"collective", s.collective}, {"ranks", s.ranks}, {"of_computing", s.share}});
+  }
   if (context.json) {
-    out.text = Json{{"profile", o.output}, {"samples", profile.samples.size()}, {"links", fits}}.dump(2) + "\n";
+    out.text = Json{{"profile", o.output}, {"samples", profile.samples.size()}, {"links", fits}, {"beside", costs}}.dump(2) + "\n";
     return out;
   }
   out.text = heading(context, fmt::format("{} ranks on {}: seconds = latency + payload / rate", o.ranks, opened.device)) + "\n" +
-             table({{"collective"}, {"ranks", true}, {"latency", true}, {"rate", true}, {"worst error", true}}, rows);
+             table({{"collective"}, {"ranks", true}, {"latency", true}, {"rate", true}, {"worst error", true}}, rows) + "\n" +
+             heading(context, "what computing beside a call loses while it runs") + "\n" + table({{"collective"}, {"share", true}}, beside);
   return out;
 }
 
@@ -60,6 +89,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
 
 Output calibrate_links(const Context& context, const LinksOptions& o) {
   if (o.backend == "null") throw InputError("--links", "the null backend moves nothing", "--backend cpu or cuda");
+  const LinkOptions sizes = sizes_of(o);
   std::optional<int> ended;
   const std::optional<Job> job = find_job(o.ranks, true, {}, std::nullopt, ended);
   if (ended) return {{}, {}, *ended};
@@ -67,9 +97,10 @@ Output calibrate_links(const Context& context, const LinksOptions& o) {
   const OpenBackend current = open_backend(o.backend, false, job->place.local_rank);   // the device on which the world is opened
   return run_job(*job, kLimit, transport_of(o.backend), [&](Communicator& world, Progress&) {
     const OpenBackend opened = open_backend(o.backend, false, job->place.local_rank);   // which leaves another one current
-    LinkOptions sizes;
-    if (o.backend == "cpu") sizes.most_bytes = std::int64_t{1} << 24;
     std::vector<ProfileSample> samples = time_links(world, *opened.backend, sizes);
+    std::int64_t payload = sizes.least_bytes;
+    while (4 * payload <= std::min(kBeside, sizes.most_bytes)) payload *= 4;
+    for (ProfileSample& s : time_delays(world, *opened.backend, samples, {.product = {product_of(o.backend), Pass::forward, {}}, .bytes = payload})) samples.push_back(std::move(s));
     return world.rank() == 0 ? write_profile(context, o, opened, std::move(samples)) : Output{};
   });
 }

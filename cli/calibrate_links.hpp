@@ -10,7 +10,7 @@ namespace moeplan::cli {
 
 struct LinksOptions {
   int ranks = 0;
-  std::string backend, output, name;
+  std::string backend, output, name, most;   ///< `most`: largest payload, "64 MiB"; empty: the backend's
   bool again = false;
   std::function<std::string(const std::string& opened)> device_name;   ///< which of configs/devices this is
 };

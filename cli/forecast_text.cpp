@@ -58,6 +58,9 @@ std::string breakdown_text(const Context& context, const Problem& problem, const
   std::string out = beside(left, right);
   if (!f.memory.peak_at.empty()) out += wrapped("Memory peaks in: " + printable(f.memory.peak_at) + fmt::format(" (stage {}).", f.worst_stage), kWidth, 2) + "\n";
   out += fmt::format("Times rest on: {} measured, {} interpolated, {} roofline.\n", percent(f.basis[0]), percent(f.basis[1]), percent(f.basis[2]));
+  std::string beside;
+  for (const LinkSamples::Share& s : measured_shares(problem)) beside += fmt::format("{}{} {} ({} ranks)", beside.empty() ? "" : ", ", s.collective, percent(s.share), s.ranks);
+  if (!beside.empty()) out += wrapped("Computing beside a call loses, measured: " + printable(beside) + ".", kWidth, 2) + "\n";
   return out;
 }
 

@@ -13,6 +13,7 @@ inline constexpr std::string_view kCopyColumnsKey = "copy_columns";       ///< c
 inline constexpr std::string_view kToDeviceKey = "to_device", kToHostKey = "to_host";   ///< from and to pinned host memory
 inline constexpr std::string_view kAllocateKey = "allocate";              ///< so many bytes from the driver
 inline constexpr std::string_view kBusyKey = "busy";                      ///< for so long the device multiplied matrices before each sample; without it none did
+inline constexpr std::string_view kDelayKey = "delay";                    ///< "delay all_gather payload=N ranks=M": how much longer products take beside one such call
 
 [[nodiscard]] inline std::string bytes_key(std::string_view name, std::int64_t bytes) { return std::string(name) + " bytes=" + std::to_string(bytes); }
 /// The bytes of a key with that name; nothing of another.

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <map>
+
+#include "core/spec/profile_keys.hpp"
+#include "executor/calibrate/stage.hpp"
 
 namespace moeplan {
 namespace {
@@ -30,16 +34,51 @@ Key parts_of(const std::string& key) {
   return {key.substr(0, payload), std::atof(key.c_str() + payload + 9), std::atoll(key.c_str() + ranks + 7)};
 }
 
+/// The collectives between two buffers, by name.
+class Collectives {
+ public:
+  Collectives(Communicator& world, Backend& backend, std::int64_t bytes)
+      : world_(world), from_(backend.allocate({bytes}, "what is sent")), to_(backend.allocate({bytes}, "what is received")) {
+    for (const Backend::Memory& m : {from_, to_}) backend.clear({m.get(), DType::f32, {bytes / 4}});
+    backend.wait();
+  }
+  static constexpr std::array names{"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive"};
+  /// `part`: elements of bf16 for each rank.
+  void call(std::string_view name, std::int64_t part) const {
+    const int n = world_.size();
+    if (name == "all_gather") world_.all_gather(from_.get(), to_.get(), part, DType::bf16);
+    if (name == "reduce_scatter") world_.reduce_scatter(from_.get(), to_.get(), part, DType::bf16);
+    if (name == "all_reduce") world_.all_reduce(to_.get(), part * n, DType::bf16);
+    if (name == "dispatch") {
+      const std::vector<std::int64_t> counts(static_cast<std::size_t>(n), part);
+      world_.all_to_all(from_.get(), counts, to_.get(), counts, DType::bf16);
+    }
+    if (name == "send_receive") {
+      const Transfer send[] = {{from_.get(), part * n, DType::bf16, (world_.rank() + 1) % n}}, receive[] = {{to_.get(), part * n, DType::bf16, (world_.rank() + n - 1) % n}};
+      world_.send_receive(send, receive);
+    }
+  }
+
+ private:
+  Communicator& world_;
+  Backend::Memory from_, to_;
+};
+
+std::string link_key(std::string_view name, std::int64_t payload, std::int64_t ranks) { return fmt::format("{} payload={} ranks={}", name, payload, ranks); }
+
+ProfileSample median_of(std::string key, std::vector<double> batches, double least) {
+  std::sort(batches.begin(), batches.end());
+  const double median = std::max(least, batches[batches.size() / 2]);
+  return {.key = std::move(key), .median = {median}, .spread = std::min(10.0, (batches.back() - batches.front()) / 2 / median), .count = static_cast<std::int64_t>(batches.size())};
+}
+
 }  // namespace
 
 std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, const LinkOptions& options) {
   const std::int64_t n = world.size();
-  const Backend::Memory from = backend.allocate({options.most_bytes}, "what is sent"), to = backend.allocate({options.most_bytes}, "what is received");
-  backend.clear({from.get(), DType::f32, {options.most_bytes / 4}});
-  backend.clear({to.get(), DType::f32, {options.most_bytes / 4}});
-  backend.wait();
+  const Collectives collectives(world, backend, options.most_bytes);
   std::vector<ProfileSample> out;
-  const auto measure = [&](const char* name, std::int64_t payload, auto call) {
+  const auto measure = [&](std::string_view name, std::int64_t payload, auto call) {
     const int repeats = static_cast<int>(std::clamp<std::int64_t>((std::int64_t{64} << 20) / payload, 1, 20));
     std::vector<double> batches;
     for (int b = 0; b <= options.batches; ++b) {
@@ -50,24 +89,50 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
       const double each = slowest(world, (now() - begin) / repeats);
       if (b > 0) batches.push_back(each);   // the first makes connections
     }
-    std::sort(batches.begin(), batches.end());
-    const double median = batches[batches.size() / 2];
-    out.push_back({.key = fmt::format("{} payload={} ranks={}", name, payload, n), .median = {median}, .spread = std::min(10.0, (batches.back() - batches.front()) / 2 / median), .count = options.batches});
+    out.push_back(median_of(link_key(name, payload, n), std::move(batches), 0));
   };
   // What a dispatch learns first, over the host: how many rows each of some experts gets.
   const std::vector<std::int64_t> words(64, 1);
   measure("counts", 8 * static_cast<std::int64_t>(words.size()), [&] { (void)world.gather_words(words); });
-  for (std::int64_t bytes = options.least_bytes; bytes <= options.most_bytes; bytes *= 4) {
-    const std::int64_t part = bytes / 2 / n, payload = part * 2 * n;
-    if (part == 0) continue;
-    measure("all_gather", payload, [&] { world.all_gather(from.get(), to.get(), part, DType::bf16); });
-    measure("reduce_scatter", payload, [&] { world.reduce_scatter(from.get(), to.get(), part, DType::bf16); });
-    measure("all_reduce", payload, [&] { world.all_reduce(to.get(), part * n, DType::bf16); });
-    const std::vector<std::int64_t> counts(static_cast<std::size_t>(n), part);
-    measure("dispatch", payload, [&] { world.all_to_all(from.get(), counts, to.get(), counts, DType::bf16); });
-    const auto right = static_cast<int>((world.rank() + 1) % n), left = static_cast<int>((world.rank() + n - 1) % n);
-    const Transfer send[] = {{from.get(), part * n, DType::bf16, right}}, receive[] = {{to.get(), part * n, DType::bf16, left}};
-    measure("send_receive", payload, [&] { world.send_receive(send, receive); });
+  for (std::int64_t bytes = options.least_bytes; bytes <= options.most_bytes; bytes *= 4)
+    if (const std::int64_t part = bytes / 2 / n; part > 0)
+      for (const std::string_view name : Collectives::names) measure(name, part * 2 * n, [&] { collectives.call(name, part); });
+  return out;
+}
+
+std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, const std::vector<ProfileSample>& alone, const DelayOptions& options) {
+  constexpr double kLeast = 1e-9, kBesides = 2;   // s; products over calls
+  const std::int64_t n = world.size(), part = options.bytes / 2 / n, payload = part * 2 * n;
+  const Collectives collectives(world, backend, payload);
+  const Stage product(backend, options.product);
+  const auto seconds_of = [&](const std::function<void()>& work) {
+    world.barrier();
+    const double begin = now();
+    work();
+    world.wait();
+    backend.wait();
+    return slowest(world, now() - begin);
+  };
+  const auto products = [&](std::int64_t times) {
+    for (std::int64_t i = 0; i < times; ++i) product.perform(backend);
+  };
+  products(1);
+  const double once = std::max(kLeast, seconds_of([&] { products(8); }) / 8);
+  std::vector<ProfileSample> out;
+  for (const std::string_view name : Collectives::names) {
+    const auto known = std::find_if(alone.begin(), alone.end(), [&](const ProfileSample& s) { return s.key == link_key(name, payload, n); });
+    if (known == alone.end()) continue;
+    const std::int64_t calls = std::clamp<std::int64_t>(std::llround(options.calls.value / known->median.value), 1, 20),
+                       each = std::max<std::int64_t>(1, std::llround(kBesides * known->median.value / once));
+    std::vector<double> batches;
+    for (int b = 0; b <= options.batches; ++b) {
+      const double apart = seconds_of([&] { products(each * calls); });
+      const double together = seconds_of([&] {
+        for (std::int64_t i = 0; i < calls; ++i) products(each), collectives.call(name, part);
+      });
+      if (b > 0) batches.push_back((together - apart) / static_cast<double>(calls));
+    }
+    out.push_back(median_of(fmt::format("{} {}", kDelayKey, link_key(name, payload, n)), std::move(batches), kLeast));
   }
   return out;
 }
@@ -75,7 +140,7 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
 std::vector<LinkFit> fit_links(const std::vector<ProfileSample>& samples) {
   std::map<std::pair<std::string, std::int64_t>, std::vector<std::pair<double, double>>> of;   // payload, seconds
   for (const ProfileSample& s : samples)
-    if (const Key k = parts_of(s.key); k.ranks > 0) of[{k.collective, k.ranks}].emplace_back(k.payload, s.median.value);
+    if (const Key k = parts_of(s.key); k.ranks > 0 && !s.key.starts_with(kDelayKey)) of[{k.collective, k.ranks}].emplace_back(k.payload, s.median.value);
   std::vector<LinkFit> out;
   for (const auto& [key, points] : of) {
     if (points.size() < 2) continue;

@@ -22,6 +22,18 @@ struct LinkOptions {
 /// ranks.
 [[nodiscard]] std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, const LinkOptions& options = {});
 
+struct DelayOptions {
+  OpCall product;              ///< what is computed beside the calls
+  std::int64_t bytes = 0;      ///< payload, one of those of `alone`
+  Seconds calls{0.05};         ///< so long about are the calls of a batch alone
+  int batches = 5;
+};
+
+/// How much longer products take beside a call of each collective that `alone` (of `time_links`) has at this payload: so many products that they take twice as
+/// long as the calls are timed alone and with calls beside them, one after every few, until both are done. What two batches in turn differ by, over the calls:
+/// "delay all_gather payload=67108864 ranks=2", the median; the slowest rank's times. Where a call blocks (threads) its delay is all of it.
+[[nodiscard]] std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, const std::vector<ProfileSample>& alone, const DelayOptions& options);
+
 /// Latency and rate of one collective, by least squares of relative errors over its samples: seconds = latency + payload / rate.
 struct LinkFit {
   std::string collective;

@@ -102,6 +102,9 @@ double Links::lent(const CommCall& call, GroupShape group) const {
   std::size_t outermost = 0;
   while (outermost + 1 < tiers_ && m[outermost] < static_cast<double>(group.size)) ++outermost;
   const Tier& tier = tier_[outermost];
+  const bool once = deduplicated_ && (call.collective == Collective::dispatch || call.collective == Collective::combine);
+  if (const std::string name = sampled_as(call.collective); samples_ && !once && !name.empty())
+    if (const auto share = samples_->share(name, group.size, outermost == 0 ? 1 : tier_[outermost - 1].span, tier.span)) return std::min(*share, kMostLent);
   double held = tier.channels;
   switch (call.collective) {
     case Collective::dispatch: case Collective::combine: held = deduplicated_ && tier.send_channels > 0 ? channel_rules().token_once : tier.send_channels; break;

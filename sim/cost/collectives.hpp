@@ -60,7 +60,8 @@ class Links {
   /// Traffic of one call, for contention: flows that share a link add their bytes, they do not overlap freely.
   [[nodiscard]] TierBytes bytes(const CommCall& call, GroupShape group) const;
 
-  /// Share of its multiprocessors that a device lends the kernels of a call while they run, 0 to below 1 (channels.hpp). Copy engines take none.
+  /// Share of its computing that a device loses to a call while it runs, 0 to below 1: measured where the profile has it of groups of the same outermost
+  /// tier (LinkSamples::share), else the multiprocessors that the call's kernels hold (channels.hpp). Copy engines take none.
   [[nodiscard]] double lent(const CommCall& call, GroupShape group) const;
 
   /// Bytes/s that one device reaches on a tier, for collectives or for expert exchanges.

@@ -1,6 +1,7 @@
 #pragma once
 /// Measured times of communication calls between the ranks of one host (`calibrate --links`, executor/calibrate/links.hpp), as a profile holds
-/// them: "all_gather payload=1048576 ranks=2", and "counts payload=512 ranks=2" for the exchange of the experts' counts over the host.
+/// them: "all_gather payload=1048576 ranks=2", and "counts payload=512 ranks=2" for the exchange of the experts' counts over the host. And how long one of
+/// them holds up what is computed beside it: "delay all_gather payload=67108864 ranks=2".
 
 #include <map>
 #include <optional>
@@ -26,11 +27,23 @@ class LinkSamples {
   [[nodiscard]] std::optional<Time> time(const std::string& collective, std::int64_t ranks, double payload) const;
   [[nodiscard]] bool empty() const { return of_.empty(); }
 
+  /// Share of computing that calls of one collective cost while they run: the delay of one over its own time, of the largest payload of which both were
+  /// measured; 0 to 1.
+  struct Share {
+    std::string collective;
+    std::int64_t ranks = 0;
+    double share = 0;
+  };
+  /// Over more than `above` ranks and at most `most`: over `ranks` of them, else over the most that were measured. Empty where none was.
+  [[nodiscard]] std::optional<double> share(const std::string& collective, std::int64_t ranks, double above, double most) const;
+  [[nodiscard]] const std::vector<Share>& shares() const { return shares_; }
+
  private:
   struct Point {
     double payload, seconds, spread;
   };
   std::map<std::pair<std::string, std::int64_t>, std::vector<Point>> of_;   ///< ascending payloads
+  std::vector<Share> shares_;   ///< by collective, then ranks
 };
 
 }  // namespace moeplan

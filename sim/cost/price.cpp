@@ -48,7 +48,7 @@ std::size_t kin_of(std::size_t op) {
 /// What a profile holds besides operator calls: communication, the host link, copies of columns, the device's own constants.
 bool is_no_operator(std::string_view key) {
   const std::string_view word = key.substr(0, key.find(' '));
-  for (const std::string_view name : {"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive", "counts", "to_device", "to_host", "copy_columns", "launch", "allocate", "busy"})
+  for (const std::string_view name : {"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive", "counts", "to_device", "to_host", "copy_columns", "launch", "allocate", "busy", "delay"})
     if (word == name) return true;
   return false;
 }

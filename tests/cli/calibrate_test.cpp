@@ -201,5 +201,22 @@ TEST_F(Calibrate, RefusesWhatIsNotItsOwn) {
   EXPECT_EQ(load_json(file("here.json")), here);
 }
 
+TEST_F(Calibrate, OfLinksSaysWhatComputingLosesBesideThemAndPlansSayThatItWasMeasured) {
+  const Finished done = moeplan({"calibrate", "--links", "2", "--links-most", "64 KiB", "-o", file("links.json"), "--json"});
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  const Json said = parse_json(done.out, "stdout");
+  EXPECT_EQ(said.at("beside").size(), 5u);
+  const Json profile = load_json(file("links.json"));
+  std::size_t delays = 0;
+  for (const Json& s : profile.at("samples")) delays += s.at("key").get<std::string>().starts_with("delay ") && s.at("key").get<std::string>().ends_with(" payload=65536 ranks=2");
+  EXPECT_EQ(delays, 5u);
+  EXPECT_NE(profile.at("source").get<std::string>().find("delays of linear tokens=64"), std::string::npos);
+  const Finished with = plan("with.json", {"--profile", file("links.json")}), without = plan("without.json");
+  ASSERT_EQ(with.exit_code, 0) << with.err;
+  EXPECT_EQ(parse_json(with.out, "stdout").at("problem").at("profile").at("measured_beside"), said.at("beside"));
+  EXPECT_FALSE(parse_json(without.out, "stdout").at("problem").at("profile").contains("measured_beside"));
+  expect_refused({"calibrate", "--links", "2", "--links-most", "64", "-o", file("no.json")}, "--links-most");
+}
+
 }  // namespace
 }  // namespace moeplan::cli_test

@@ -140,6 +140,30 @@ TEST(Pieces, AndPassesSideBySideLendTheSameInBothRoads) {
     }
 }
 
+// Weights gathered under compute, no exchange: 16 of 132 multiprocessors by NCCL's channels between nodes. With a profile that has measured half of computing lost, or nothing,
+// both roads take that.
+TEST(Measured, WhatComputingLosesComesFromTheProfileInBothRoads) {
+  Problem p = problem("qwen3-30b-a3b", 32, Training::lora);
+  const Plan plan = a_plan(p, {.ep = 1, .dp_replicate = 1, .dp_shard = 32, .expert_shard = 32});
+  const double alone = engine(p, plan, false), channels = forecast(p, plan).step.value;
+  const auto with = [&](double delay) {
+    Problem out = p;
+    out.profile.device.name = p.cluster.device.name;
+    for (const char* name : {"all_gather", "reduce_scatter"}) {
+      out.profile.samples.push_back({.key = std::string(name) + " payload=1048576 ranks=32", .median = {1e-3}, .spread = 0, .count = 5});
+      if (delay > 0) out.profile.samples.push_back({.key = "delay " + std::string(name) + " payload=1048576 ranks=32", .median = {delay}, .spread = 0, .count = 5});
+    }
+    return out;
+  };
+  EXPECT_EQ(forecast(with(0), plan).step.value, channels) << "no delay was measured: as without the profile";
+  const Problem half = with(0.5e-3), none = with(1e-9);
+  const double planned = forecast(half, plan).step.value, played = engine(half, plan, true);
+  EXPECT_GT(played, channels);
+  EXPECT_NEAR(planned - alone, played - alone, 0.02 * (played - alone) + 1e-3 * alone);
+  EXPECT_NEAR((planned - alone) / (channels - alone), 0.5 / (16.0 / 132), 0.25) << "c + m l, m from 0.12 to 0.5";
+  EXPECT_NEAR(forecast(none, plan).step.value, alone, 1e-3 * alone);
+}
+
 struct Point {
   const char* name;
   const char* model;

@@ -74,5 +74,49 @@ TEST(LinkSamples, a_dispatch_grows_with_its_busiest_rank_and_its_counts_take_wha
   EXPECT_NEAR(Links(cluster, copies, {}, profile(cluster.device)).price(dispatch, {2, 1}).median.value, 50e-6 + 4.4e-6, 1e-9);
 }
 
+/// The same, and delays: of a gather 10 of 40 us, of a dispatch as long as itself and more, of 32 ranks 20 of 50 us, of a payload that was not timed alone.
+DeviceProfile with_delays(const DeviceSpec& device) {
+  DeviceProfile p = profile(device);
+  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"delay all_gather payload=1000 ranks=2", 15}, {"delay all_gather payload=2001000 ranks=2", 10}, {"delay all_gather payload=9001000 ranks=2", 90},
+                                                                                      {"delay dispatch payload=4001000 ranks=2", 77}, {"delay all_gather payload=1000 ranks=32", 20}, {"all_gather payload=1000 ranks=32", 50}})
+    p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 5});
+  return p;
+}
+
+TEST(LinkSamples, what_computing_loses_is_the_delay_over_the_time_alone_of_the_largest_payload_with_both) {
+  const LinkSamples samples(with_delays({}));
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 2, 1, 8), 0.25);
+  EXPECT_EQ(*samples.share("dispatch", 2, 1, 8), 1) << "no more than all of it";
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 8, 1, 8), 0.25) << "of two ranks, where eight were not measured";
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 64, 8, 1e9), 0.4);
+  EXPECT_FALSE(samples.share("all_reduce", 2, 1, 8));
+  EXPECT_FALSE(samples.share("dispatch", 64, 8, 1e9));
+  EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 2001000)->seconds, 40e-6) << "delays are no times of calls";
+  ASSERT_EQ(samples.shares().size(), 3u);
+  EXPECT_TRUE(LinkSamples(profile({})).shares().empty());
+}
+
+// In place of the multiprocessors that NCCL's channels hold: 24 for a gather in one node, 16 between nodes, 32 for sends, of 132.
+TEST(LinkSamples, a_call_lends_what_was_measured_on_its_tier_and_else_what_its_channels_hold) {
+  const ClusterSpec wide = load_cluster(kConfigs, "64xh200");
+  Runtime copies;
+  copies.deduplicated_dispatch = false;
+  const Links links(wide, copies, {}, with_delays(wide.device)), channels(wide, copies, {}, profile(wide.device)), once(wide, {}, {}, with_delays(wide.device));
+  const auto gather = CommCall{.collective = Collective::all_gather, .payload = {1 << 20}}, exchange = CommCall{.collective = Collective::combine, .payload = {1 << 20}};
+  EXPECT_DOUBLE_EQ(links.lent(gather, {2, 1}), 0.25);
+  EXPECT_DOUBLE_EQ(links.lent(gather, {8, 1}), 0.25);
+  EXPECT_DOUBLE_EQ(links.lent(gather, {64, 1}), 0.4);
+  EXPECT_DOUBLE_EQ(links.lent(gather, {8, 8}), 0.4);
+  EXPECT_DOUBLE_EQ(links.lent(exchange, {4, 1}), kMostLent);
+  EXPECT_DOUBLE_EQ(links.lent(exchange, {16, 1}), 16.0 / 132);
+  EXPECT_DOUBLE_EQ(once.lent(exchange, {4, 1}), 20.0 / 132) << "other kernels";
+  EXPECT_DOUBLE_EQ(links.lent({.collective = Collective::all_reduce, .payload = {1 << 20}}, {8, 1}), 24.0 / 132);
+  EXPECT_EQ(links.lent(gather, {1, 1}), 0);
+  EXPECT_DOUBLE_EQ(channels.lent(gather, {8, 1}), 24.0 / 132);
+  DeviceSpec other = wide.device;
+  other.name = "another";
+  EXPECT_DOUBLE_EQ(Links(wide, copies, {}, with_delays(other)).lent(gather, {8, 1}), 24.0 / 132);
+}
+
 }  // namespace
 }  // namespace moeplan

@@ -34,5 +34,22 @@ TEST(Links, every_collective_is_timed_at_every_payload_and_all_ranks_have_the_sa
   for (const ProfileSample& s : of[0]) EXPECT_GT(s.median.value, 0) << s.key;
 }
 
+TEST(Links, products_are_timed_with_and_without_calls_beside_them_and_all_ranks_have_the_same_delays) {
+  std::vector<std::vector<ProfileSample>> of(2);
+  const OpCall product{op::Linear{.tokens = 8, .in = 16, .out = 16}, Pass::forward, {}};
+  run_ranks(2, [&](Communicator& c) {
+    const auto backend = cpu_backend(CpuStorage::as_planned);
+    std::vector<ProfileSample> alone = time_links(c, *backend, {.least_bytes = 1 << 10, .most_bytes = 1 << 12, .batches = 3});
+    std::erase_if(alone, [](const ProfileSample& s) { return s.key.starts_with("all_reduce"); });
+    of[static_cast<std::size_t>(c.rank())] = time_delays(c, *backend, alone, {.product = product, .bytes = 1 << 12, .calls = {1e-4}, .batches = 3});
+  });
+  ASSERT_EQ(of[0].size(), 4u) << "of the five what was timed alone";
+  EXPECT_EQ(of[0], of[1]);
+  EXPECT_EQ(of[0][0].key, "delay all_gather payload=4096 ranks=2");
+  EXPECT_EQ(of[0][3].key, "delay send_receive payload=4096 ranks=2");
+  for (const ProfileSample& s : of[0]) EXPECT_GT(s.median.value, 0) << s.key;
+  EXPECT_TRUE(fit_links(of[0]).empty()) << "delays are no times of calls";
+}
+
 }  // namespace
 }  // namespace moeplan
