@@ -7,9 +7,11 @@
 namespace moeplan::kernels::grouped_linear::fp8 {
 namespace {
 
-/// What both passes share: `contraction` and `columns` of the product, its tokens and its result.
-template <bool gradient>
-void multiply(const Dims& d, const bf16* tokens, const Weights& w, const bf16* bias, const int* offsets, bf16* to, const LowRank& adapter, cudaStream_t stream) {
+/// What both passes share; `a` is either's arguments.
+template <bool gradient, class Arguments>
+void multiply(const Arguments& a, const bf16* tokens, const bf16* bias, bf16* to, cudaStream_t stream) {
+    const Dims& d = a.dims;
+    const Weights& w = a.weights;
     check_dims(d, false);
     require(d.in % 64 == 0 && d.out % 128 == 0, d, "FP8 needs in a multiple of 64 and out of 128; dequantise and use the bf16 layer");
     if (d.rows == 0) return;
@@ -27,7 +29,7 @@ void multiply(const Dims& d, const bf16* tokens, const Weights& w, const bf16* b
                                                 .box = {128, 128, 1}},
                                   "FP8 weights");
     token_maps(maps, tokens, d.rows, contraction, 1);
-    Problem problem{.offsets = offsets,
+    Problem problem{.offsets = a.offsets,
                     .experts = d.experts,
                     .row_tiles = divide_up(columns, tile_rows),
                     .halves = 1,
@@ -42,18 +44,21 @@ void multiply(const Dims& d, const bf16* tokens, const Weights& w, const bf16* b
                                .columns = columns,
                                .bias = bias,
                                .interleaved_bias = false,
-                               .row_scale = nullptr,
+                               .row_scale = a.row_scale,
                                .activation = GatedActivation::swiglu}};
     Dims factor = d;
-    (gradient ? factor.out : factor.in) = adapter.rank;
-    add_adapter(maps, problem, adapter, d, factor, 1, GateLayout::halves, gradient ? 64 : 128);
+    (gradient ? factor.out : factor.in) = a.adapter.rank;
+    add_adapter(maps, problem, a.adapter, d, factor, 1, GateLayout::halves, gradient ? 64 : 128);
     packed::launch_packed<Format<gradient>>(maps, problem, {CUtensorMap{}, w.scales, d.in, d.out}, d, stream);
 }
 
 } // namespace
 
-void forward(const Forward& a, cudaStream_t stream) { multiply<false>(a.dims, a.x, a.weights, a.bias, a.offsets, a.y, a.adapter, stream); }
+void forward(const Forward& a, cudaStream_t stream) { multiply<false>(a, a.x, a.bias, a.y, stream); }
 
-void input_gradient(const InputGradient& a, cudaStream_t stream) { multiply<true>(a.dims, a.dy, a.weights, nullptr, a.offsets, a.dx, a.adapter, stream); }
+void input_gradient(const InputGradient& a, cudaStream_t stream) {
+    require(a.layout == GateLayout::halves, a.dims, "FP8 weights are read in halves");
+    multiply<true>(a, a.dy, nullptr, a.dx, stream);
+}
 
 } // namespace moeplan::kernels::grouped_linear::fp8

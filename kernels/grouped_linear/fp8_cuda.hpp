@@ -5,7 +5,7 @@
 ///
 /// Before their first use `arrange_weights` moves the bytes of each 16 columns where they lie (`place` of fp8.hpp).
 
-#include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/packed_cuda.hpp"
 
 namespace moeplan::kernels::grouped_linear::fp8 {
 
@@ -20,27 +20,10 @@ struct Weights {
     const float* scales = nullptr;       ///< [experts, out / 128, ceil(in / 128)]
 };
 
-/// As grouped_linear::forward, for rows that are already permuted. in a multiple of 64, out of 128.
-struct Forward {
-    Dims dims;
-    const bf16* x = nullptr; ///< [rows, in]
-    Weights weights;
-    const bf16* bias = nullptr;
-    const int* offsets = nullptr;
-    bf16* y = nullptr; ///< [rows, out]
-    LowRank adapter = {};
-};
+/// in a multiple of 64, out of 128.
+using Forward = PackedForward<Weights>;
 void forward(const Forward& args, cudaStream_t stream);
-
-/// As grouped_linear::input_gradient, for permuted rows. in a multiple of 64, out of 128.
-struct InputGradient {
-    Dims dims;
-    const bf16* dy = nullptr; ///< [rows, out]
-    Weights weights;
-    const int* offsets = nullptr;
-    bf16* dx = nullptr; ///< [rows, in]
-    LowRank adapter = {};
-};
+using InputGradient = PackedInputGradient<Weights>;
 void input_gradient(const InputGradient& args, cudaStream_t stream);
 
 } // namespace moeplan::kernels::grouped_linear::fp8

@@ -61,6 +61,10 @@ void check_weights(const Weights& w, const Dims& d) {
     check_pointer(w.prepared, "prepared scales", d);
 }
 
+void refuse_adapter(const LowRank& adapter, const Dims& d) {
+    require(adapter.rank == 0, d, "an adapter of MXFP4 weights is a product beside theirs");
+}
+
 template <bool gated, bool gradient>
 void launch(const Maps& maps, const Problem& problem, const Weights& w, const Dims& d, cudaStream_t stream) {
     packed::launch_packed<Format<gated, gradient>>(maps, problem, {scale_map(w, d, gradient), nullptr, d.in, d.out}, d, stream);
@@ -87,6 +91,7 @@ void arrange_weights(std::uint8_t* packed, std::int64_t bytes, cudaStream_t stre
 
 void forward(const Forward& a, cudaStream_t stream) {
     check_dims(a.dims, false);
+    refuse_adapter(a.adapter, a.dims);
     require(a.dims.in % 64 == 0 && a.dims.out % 16 == 0, a.dims,
             "MXFP4 needs in a multiple of 64 and out of 16; dequantise and use the bf16 layer");
     if (a.dims.rows == 0) return;
@@ -151,6 +156,7 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
     const bool interleaved = a.layout == GateLayout::interleaved;
     const int halves = interleaved ? 2 : 1;
     check_dims(a.dims, false);
+    refuse_adapter(a.adapter, a.dims);
     require(a.dims.in % 32 == 0 && a.dims.out % (64 * halves) == 0, a.dims,
             "the MXFP4 input gradient needs in a multiple of 32 and out of 64 (interleaved: of 128); dequantise and "
             "use the bf16 layer");

@@ -6,7 +6,7 @@
 /// `prepare_scales` transposes the scales, 3 % of the bytes, because a tile then reads them in contiguous pieces whatever
 /// the input width.
 
-#include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/packed_cuda.hpp"
 
 namespace moeplan::kernels::grouped_linear::mxfp4 {
 
@@ -23,16 +23,8 @@ struct Weights {
     const std::uint8_t* prepared = nullptr; ///< [experts, in / 32, out], 16-byte aligned
 };
 
-/// As grouped_linear::forward, for rows that are already permuted. in a multiple of 64, out of 16.
-struct Forward {
-    Dims dims;
-    const bf16* x = nullptr; ///< [rows, in]
-    Weights weights;
-    const bf16* bias = nullptr;
-    const int* offsets = nullptr;
-    const float* row_scale = nullptr;
-    bf16* y = nullptr; ///< [rows, out]
-};
+/// in a multiple of 64, out of 16.
+using Forward = PackedForward<Weights>;
 void forward(const Forward& args, cudaStream_t stream);
 
 /// As grouped_linear::gated_forward, for permuted rows. in a multiple of 64, out of 32.
@@ -49,16 +41,8 @@ struct GatedForward {
 };
 void gated_forward(const GatedForward& args, cudaStream_t stream);
 
-/// As grouped_linear::input_gradient, for permuted rows. in a multiple of 32, out of 64 (interleaved: of 128).
-struct InputGradient {
-    Dims dims;
-    const bf16* dy = nullptr; ///< [rows, out], in halves for an interleaved weight
-    Weights weights;
-    const int* offsets = nullptr;
-    const float* row_scale = nullptr;
-    GateLayout layout = GateLayout::halves;
-    bf16* dx = nullptr; ///< [rows, in]
-};
+/// in a multiple of 32, out of 64 (interleaved: of 128).
+using InputGradient = PackedInputGradient<Weights>;
 void input_gradient(const InputGradient& args, cudaStream_t stream);
 
 } // namespace moeplan::kernels::grouped_linear::mxfp4

@@ -137,6 +137,16 @@ TEST(Mxfp4Cuda, gated_layer_of_both_layouts_equals_the_reference) {
     }
 }
 
+TEST(Mxfp4Cuda, refuses_an_adapter_by_name) {
+    MOEPLAN_NEEDS_GPU();
+    try {
+        fp4::forward({.dims = {.experts = 1, .rows = 4, .in = 64, .out = 64}, .weights = {}, .adapter = {.rank = 8}}, nullptr);
+        FAIL() << "not refused";
+    } catch (const moeplan::kernels::UnsupportedShape& error) {
+        EXPECT_NE(std::string(error.what()).find("adapter of MXFP4 weights"), std::string::npos);
+    }
+}
+
 TEST(Mxfp4Cuda, refuses_widths_the_format_cannot_hold) {
     MOEPLAN_NEEDS_GPU();
     try {
