@@ -27,18 +27,19 @@ int main() {
         DeviceBuffer y(dy.bytes()), dx(x.bytes()), dw(w.bytes() * 2);
         std::vector<int> offsets;
         for (int e = 0; e <= s.experts; ++e) offsets.push_back(e * s.t);
-        const auto o = DeviceBuffer::of(offsets);
+        const auto o = DeviceBuffer::of(offsets), counter = DeviceBuffer::of(std::vector<int>{0});
+        int* const next = counter.get<int>();
         const auto forward = [&](const gl::LowRank& adapter) {
             gl::forward({.dims = d, .x = x.get<bf16>(), .x_rows = d.rows, .weight = w.get<bf16>(), .offsets = o.get<int>(),
-                         .y = y.get<bf16>(), .adapter = adapter}, nullptr);
+                         .y = y.get<bf16>(), .next = next, .adapter = adapter}, nullptr);
         };
         const auto backward = [&](const gl::LowRank& adapter) {
             gl::input_gradient({.dims = d, .dy = dy.get<bf16>(), .dy_rows = d.rows, .weight = w.get<bf16>(),
-                                .offsets = o.get<int>(), .dx = dx.get<bf16>(), .adapter = adapter}, nullptr);
+                                .offsets = o.get<int>(), .dx = dx.get<bf16>(), .next = next, .adapter = adapter}, nullptr);
         };
         const float trained = cold_median([&] {
             gl::slot_product({.experts = s.experts, .rows = d.rows, .a_width = s.out, .b_width = s.in, .a = dy.get<bf16>(),
-                              .b = x.get<bf16>(), .offsets = o.get<int>(), .out = dw.get<float>()}, nullptr);
+                              .b = x.get<bf16>(), .offsets = o.get<int>(), .out = dw.get<float>(), .next = next}, nullptr);
         });
         std::printf("%s E%d t%d: dW %.4f\n", s.name, s.experts, s.t, trained);
         for (const int rank : {16, 32, 64}) {
@@ -47,21 +48,21 @@ int main() {
             DeviceBuffer low(static_cast<std::size_t>(d.rows) * rank * 2), back(low.bytes()), da(a.bytes()), db(b.bytes());
             const auto down = [&] {
                 gl::low_rows({.factors = s.experts, .rows = d.rows, .width = s.in, .rank = rank, .from = x.get<bf16>(),
-                              .factor = a.get<bf16>(), .offsets = o.get<int>(), .low = low.get<bf16>()}, nullptr);
+                              .factor = a.get<bf16>(), .offsets = o.get<int>(), .low = low.get<bf16>(), .next = next}, nullptr);
             };
             const auto up = [&] {
                 gl::low_rows({.factors = s.experts, .rows = d.rows, .width = s.out, .rank = rank, .gradient = true,
                               .from = dy.get<bf16>(), .factor = b.get<bf16>(), .offsets = o.get<int>(),
-                              .low = back.get<bf16>()}, nullptr);
+                              .low = back.get<bf16>(), .next = next}, nullptr);
             };
             const auto grad_a = [&] {
                 gl::slot_product({.experts = s.experts, .rows = d.rows, .a_width = s.in, .b_width = rank, .transposed = true,
                                   .a = x.get<bf16>(), .b = back.get<bf16>(), .offsets = o.get<int>(),
-                                  .narrow = da.get<bf16>()}, nullptr);
+                                  .narrow = da.get<bf16>(), .next = next}, nullptr);
             };
             const auto grad_b = [&] {
                 gl::slot_product({.experts = s.experts, .rows = d.rows, .a_width = s.out, .b_width = rank, .a = dy.get<bf16>(),
-                                  .b = low.get<bf16>(), .offsets = o.get<int>(), .narrow = db.get<bf16>()}, nullptr);
+                                  .b = low.get<bf16>(), .offsets = o.get<int>(), .narrow = db.get<bf16>(), .next = next}, nullptr);
             };
             const auto forward_pair = [&] { forward({.rank = rank, .low = low.get<bf16>(), .factor = b.get<bf16>()}); };
             const auto backward_pair = [&] { backward({.rank = rank, .low = back.get<bf16>(), .factor = a.get<bf16>()}); };

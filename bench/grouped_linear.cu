@@ -1,6 +1,7 @@
 /// \file
 /// grouped_linear at real model shapes: sampled correctness against fp64, then cold-cache medians.
-/// Usage: grouped_linear_bench check | time [experts]
+/// Usage: grouped_linear_bench check | time [experts] | dealt [experts]
+/// dealt: tiles divided beforehand and dealt out, taken in turn, alone and beside a kernel that holds 24 multiprocessors.
 /// One line per point; prints FAIL and returns 1 where an error is too large.
 #include "bench/bench_support.cuh"
 #include "kernels/grouped_linear/cuda.hpp"
@@ -27,10 +28,11 @@ struct Case {
     kernels::GatedActivation activation = kernels::GatedActivation::swiglu;
     gl::Clusters clusters = gl::Clusters::automatic;
     bool extras = false; // bias, scale, pre
+    bool dealt = true;
 };
 
 struct Buffers {
-    DeviceBuffer x, weight, bias, offsets, gather, scale, y, pre;
+    DeviceBuffer x, weight, bias, offsets, gather, scale, y, pre, next;
 };
 
 __device__ double weight_dot(const Case& c, const bf16* x, const bf16* w, std::int64_t row, int expert, int r) {
@@ -113,26 +115,28 @@ Buffers make(const Case& c, const std::vector<int>& counts) {
     b.y = DeviceBuffer(static_cast<std::size_t>(d.rows) * columns * 2);
     b.y.fill(0xff);
     b.pre.fill(0xff);
+    b.next = DeviceBuffer::of(std::vector<int>{0});
     return b;
 }
 
 void call(const Case& c, const Buffers& b) {
+    int* const next = c.dealt ? b.next.get<int>() : nullptr;
     if (c.kind == plain)
         gl::forward({.dims = c.dims, .x = b.x.get<bf16>(), .x_rows = c.dims.rows, .gather = b.gather.get<int>(),
                      .weight = b.weight.get<bf16>(), .bias = b.bias.get<bf16>(), .offsets = b.offsets.get<int>(),
-                     .row_scale = b.scale.get<float>(), .y = b.y.get<bf16>(), .clusters = c.clusters},
+                     .row_scale = b.scale.get<float>(), .y = b.y.get<bf16>(), .clusters = c.clusters, .next = next},
                     nullptr);
     else if (c.kind == gated)
         gl::gated_forward({.dims = c.dims, .x = b.x.get<bf16>(), .x_rows = c.dims.rows, .gather = b.gather.get<int>(),
                            .weight = b.weight.get<bf16>(), .bias = b.bias.get<bf16>(),
                            .offsets = b.offsets.get<int>(), .layout = c.layout, .activation = c.activation,
-                           .y = b.y.get<bf16>(), .pre = b.pre.get<bf16>(), .clusters = c.clusters},
+                           .y = b.y.get<bf16>(), .pre = b.pre.get<bf16>(), .clusters = c.clusters, .next = next},
                           nullptr);
     else
         gl::input_gradient({.dims = c.dims, .dy = b.x.get<bf16>(), .dy_rows = c.dims.rows,
                             .gather = b.gather.get<int>(), .weight = b.weight.get<bf16>(),
                             .offsets = b.offsets.get<int>(), .row_scale = b.scale.get<float>(), .layout = c.layout,
-                            .dx = b.y.get<bf16>(), .clusters = c.clusters},
+                            .dx = b.y.get<bf16>(), .clusters = c.clusters, .next = next},
                            nullptr);
 }
 
@@ -222,6 +226,61 @@ void time_all(int experts) {
         }
 }
 
+/// Blocks that fill a multiprocessor each until told to stop, as those of a collective do.
+__global__ void hold(const volatile int* stop) {
+    while (*stop == 0) __nanosleep(200);
+}
+
+class Held {
+public:
+    explicit Held(int blocks) {
+        const int shared = static_cast<int>(kernels::device_facts().shared_bytes_block);
+        kernels::check(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "shared memory");
+        kernels::check(cudaDeviceSynchronize(), "earlier work");
+        hold<<<blocks, 32, shared, stream_.get()>>>(stop_.get<int>());
+        kernels::check_launch("hold", "");
+    }
+    ~Held() {
+        (void)cudaMemsetAsync(stop_.get(), 1, sizeof(int), other_.get());
+        stream_.synchronize();
+    }
+    Held(const Held&) = delete;
+
+private:
+    DeviceBuffer stop_ = DeviceBuffer::of(std::vector<int>{0});
+    kernels::Stream stream_, other_;
+};
+
+void time_dealt(int experts) {
+    constexpr int held = 24; // NCCL's channels in one node (sim/cost/channels.hpp)
+    const struct { const char* name; int in, out; } shapes[] = {
+        {"up7168x4096", 7168, 4096}, {"dn2048x7168", 2048, 7168}, {"up2304x2048", 2304, 2048}, {"dn1024x2304", 1024, 2304}};
+    for (const auto& s : shapes)
+        for (const int t : {16, 64, 128, 256, 1024})
+            for (const Kind kind : {plain, gradient}) {
+                Case before{.dims = {.experts = experts, .rows = t * experts, .in = s.in, .out = s.out}, .kind = kind, .dealt = false};
+                const Buffers b = make(before, std::vector<int>(experts, t));
+                Case dealt = before, single = before, single_dealt = before;
+                single.clusters = single_dealt.clusters = gl::Clusters::single;
+                dealt.dealt = single_dealt.dealt = true;
+                std::vector<std::function<void()>> works;
+                for (const Case* c : {&before, &dealt, &single, &single_dealt}) works.push_back([c, &b] { call(*c, b); });
+                if (t != 256) works.resize(2); // pairs of blocks at 256 alone
+                const auto alone = cold_medians(works);
+                std::vector<float> beside;
+                {
+                    const Held holds(held);
+                    beside = cold_medians(works);
+                }
+                std::printf("%s E%d t%d %s:", s.name, experts, t, kind == plain ? "fwd" : "dX");
+                for (std::size_t i = 0; i < works.size(); i += 2)
+                    std::printf("%s divided %.4f dealt %.4f (%+.1f %%), beside %d held: %.4f (%+.0f %%) and %.4f (%+.0f %%)", i == 0 ? "" : " | single blocks:", alone[i], alone[i + 1],
+                                100 * (alone[i + 1] / alone[i] - 1), held, beside[i], 100 * (beside[i] / alone[i] - 1), beside[i + 1], 100 * (beside[i + 1] / alone[i + 1] - 1));
+                std::printf("\n");
+                std::fflush(stdout);
+            }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -229,8 +288,11 @@ int main(int argc, char** argv) {
         std::printf("SKIPPED grouped_linear: no CUDA device\n");
         return 0;
     }
+    const int experts = argc > 2 ? std::atoi(argv[2]) : 64;
     if (argc > 1 && std::strcmp(argv[1], "time") == 0)
-        time_all(argc > 2 ? std::atoi(argv[2]) : 64);
+        time_all(experts);
+    else if (argc > 1 && std::strcmp(argv[1], "dealt") == 0)
+        time_dealt(experts);
     else
         check_all();
     kernels::check(cudaDeviceSynchronize(), "the last kernel");

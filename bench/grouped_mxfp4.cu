@@ -39,36 +39,43 @@ int main(int argc, char** argv) {
             const auto dy = random_buffer<bf16>(static_cast<std::size_t>(d.rows) * s.out, 5, 1.0f);
             std::vector<int> offsets;
             for (int e = 0; e <= experts; ++e) offsets.push_back(e * t);
-            const auto o = DeviceBuffer::of(offsets);
+            const auto o = DeviceBuffer::of(offsets), counter = DeviceBuffer::of(std::vector<int>{0});
+            int* const next = counter.get<int>();
             DeviceBuffer y(dy.bytes()), dx(x.bytes());
             gl::mxfp4::prepare_scales(d, gl::GateLayout::halves, scales.get<std::uint8_t>(),
                                       prepared.get<std::uint8_t>(), nullptr);
             const gl::mxfp4::Weights w{packed.get<std::uint8_t>(), prepared.get<std::uint8_t>()};
             const auto forward = [&] {
                 gl::forward({.dims = d, .x = x.get<bf16>(), .x_rows = d.rows, .weight = weight.get<bf16>(),
-                             .offsets = o.get<int>(), .y = y.get<bf16>()},
+                             .offsets = o.get<int>(), .y = y.get<bf16>(), .next = next},
                             nullptr);
             };
             const auto forward_4 = [&] {
-                gl::mxfp4::forward({.dims = d, .x = x.get<bf16>(), .weights = w, .offsets = o.get<int>(), .y = y.get<bf16>()}, nullptr);
+                gl::mxfp4::forward({.dims = d, .x = x.get<bf16>(), .weights = w, .offsets = o.get<int>(), .y = y.get<bf16>(), .next = next}, nullptr);
             };
             const auto forward_8 = [&] {
-                gl::fp8::forward({.dims = d, .x = x.get<bf16>(), .weights = eight, .offsets = o.get<int>(), .y = y.get<bf16>()}, nullptr);
+                gl::fp8::forward({.dims = d, .x = x.get<bf16>(), .weights = eight, .offsets = o.get<int>(), .y = y.get<bf16>(), .next = next}, nullptr);
             };
             const auto backward = [&] {
                 gl::input_gradient({.dims = d, .dy = dy.get<bf16>(), .dy_rows = d.rows, .weight = weight.get<bf16>(),
-                                    .offsets = o.get<int>(), .dx = dx.get<bf16>()},
+                                    .offsets = o.get<int>(), .dx = dx.get<bf16>(), .next = next},
                                    nullptr);
             };
             const auto backward_4 = [&] {
-                gl::mxfp4::input_gradient({.dims = d, .dy = dy.get<bf16>(), .weights = w, .offsets = o.get<int>(), .dx = dx.get<bf16>()}, nullptr);
+                gl::mxfp4::input_gradient({.dims = d, .dy = dy.get<bf16>(), .weights = w, .offsets = o.get<int>(), .dx = dx.get<bf16>(), .next = next}, nullptr);
             };
             const auto backward_8 = [&] {
-                gl::fp8::input_gradient({.dims = d, .dy = dy.get<bf16>(), .weights = eight, .offsets = o.get<int>(), .dx = dx.get<bf16>()}, nullptr);
+                gl::fp8::input_gradient({.dims = d, .dy = dy.get<bf16>(), .weights = eight, .offsets = o.get<int>(), .dx = dx.get<bf16>(), .next = next}, nullptr);
             };
-            const auto m = cold_medians({forward, forward_4, forward_8, backward, backward_4, backward_8});
-            std::printf("%s E%d t%d: fwd bf16 %.4f mxfp4 %.4f (%.2fx) fp8 %.4f (%.2fx)  dX bf16 %.4f mxfp4 %.4f (%.2fx) fp8 %.4f (%.2fx)  fp8 read back %.4f\n",
-                        s.name, experts, t, m[0], m[1], m[0] / m[1], m[2], m[0] / m[2], m[3], m[4], m[3] / m[4], m[5], m[3] / m[5], read_back);
+            const auto forward_4_divided = [&] {
+                gl::mxfp4::forward({.dims = d, .x = x.get<bf16>(), .weights = w, .offsets = o.get<int>(), .y = y.get<bf16>()}, nullptr);
+            };
+            const auto backward_4_divided = [&] {
+                gl::mxfp4::input_gradient({.dims = d, .dy = dy.get<bf16>(), .weights = w, .offsets = o.get<int>(), .dx = dx.get<bf16>()}, nullptr);
+            };
+            const auto m = cold_medians({forward, forward_4, forward_8, backward, backward_4, backward_8, forward_4_divided, backward_4_divided});
+            std::printf("%s E%d t%d: fwd bf16 %.4f mxfp4 %.4f (%.2fx) fp8 %.4f (%.2fx)  dX bf16 %.4f mxfp4 %.4f (%.2fx) fp8 %.4f (%.2fx)  fp8 read back %.4f; mxfp4 with tiles divided beforehand %.4f and %.4f\n",
+                        s.name, experts, t, m[0], m[1], m[0] / m[1], m[2], m[0] / m[2], m[3], m[4], m[3] / m[4], m[5], m[3] / m[5], read_back, m[6], m[7]);
             std::fflush(stdout);
         }
     }

@@ -60,22 +60,24 @@ void block(int tokens, int experts, int k, int h, int i, bool with_layers) {
     const gl::Dims up{.experts = experts, .rows = rows, .in = h, .out = 2 * i}, down{.experts = experts, .rows = rows, .in = i, .out = h};
     const auto w_up = random_buffer<bf16>(static_cast<std::size_t>(experts) * 2 * i * h, 4, 2.0f / std::sqrt(h));
     const auto w_down = random_buffer<bf16>(static_cast<std::size_t>(experts) * i * h, 5, 2.0f / std::sqrt(i));
+    const auto counter = DeviceBuffer::of(std::vector<int>{0});
+    int* const next = counter.get<int>();
     DeviceBuffer pre(static_cast<std::size_t>(rows) * i * 4), act(static_cast<std::size_t>(rows) * i * 2),
         g(act.bytes()), dpre(pre.bytes());
     const auto gate_up = [&] {
         gl::gated_forward({.dims = up, .x = x.get<bf16>(), .x_rows = tokens, .gather = token_of.get<int>(),
                            .weight = w_up.get<bf16>(), .offsets = offsets.get<int>(), .y = act.get<bf16>(),
-                           .pre = pre.get<bf16>()},
+                           .pre = pre.get<bf16>(), .next = next},
                           nullptr);
     };
     const auto down_forward = [&] {
         gl::forward({.dims = down, .x = act.get<bf16>(), .x_rows = rows, .weight = w_down.get<bf16>(),
-                     .offsets = offsets.get<int>(), .y = y.get<bf16>()},
+                     .offsets = offsets.get<int>(), .y = y.get<bf16>(), .next = next},
                     nullptr);
     };
     const auto down_backward = [&] {
         gl::input_gradient({.dims = down, .dy = dout.get<bf16>(), .dy_rows = tokens, .gather = token_of.get<int>(),
-                            .weight = w_down.get<bf16>(), .offsets = offsets.get<int>(), .dx = g.get<bf16>()},
+                            .weight = w_down.get<bf16>(), .offsets = offsets.get<int>(), .dx = g.get<bf16>(), .next = next},
                            nullptr);
     };
     const auto activation = [&] {
@@ -86,7 +88,7 @@ void block(int tokens, int experts, int k, int h, int i, bool with_layers) {
     };
     const auto up_backward = [&] {
         gl::input_gradient({.dims = up, .dy = dpre.get<bf16>(), .dy_rows = rows, .weight = w_up.get<bf16>(),
-                            .offsets = offsets.get<int>(), .dx = y.get<bf16>()},
+                            .offsets = offsets.get<int>(), .dx = y.get<bf16>(), .next = next},
                            nullptr);
         kernels::permute::backward(pd, h, row_of.get<int>(), y.get<bf16>(), dx.get<bf16>(), nullptr);
     };
@@ -95,7 +97,7 @@ void block(int tokens, int experts, int k, int h, int i, bool with_layers) {
     // The products without their fusions, as plans call them and as torch's chain of bench/anchors/moe_torch.py.
     const auto up_forward = [&](const bf16* from, int from_rows, const int* gather) {
         gl::forward({.dims = up, .x = from, .x_rows = from_rows, .gather = gather, .weight = w_up.get<bf16>(),
-                     .offsets = offsets.get<int>(), .y = pre.get<bf16>()},
+                     .offsets = offsets.get<int>(), .y = pre.get<bf16>(), .next = next},
                     nullptr);
     };
     const auto permuted = [&] {

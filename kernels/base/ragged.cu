@@ -6,7 +6,7 @@ namespace moeplan::cuda {
 namespace {
 
 /// One block; sums in chunks of its threads.
-__global__ void __launch_bounds__(1024) offsets_kernel(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets) {
+__global__ void __launch_bounds__(1024) offsets_kernel(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets, int* counters, int count) {
   __shared__ i64 sums[1024];
   i64 before = 0;
   for (int first = 0; first < experts; first += 1024) {
@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(1024) offsets_kernel(const std::int32_t* rows_
     __syncthreads();
   }
   if (threadIdx.x == 0) offsets[0] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += 1024) counters[i] = 0;
 }
 /// A grid over the whole pieces of 16 bytes.
 __global__ void __launch_bounds__(256) clear_rows_kernel(const int* first, i64 rows, i64 packs, uint4* data) {
@@ -34,8 +35,8 @@ __global__ void __launch_bounds__(256) clear_rows_kernel(const int* first, i64 r
 }
 }  // namespace
 
-void offsets_of(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets, cudaStream_t stream) {
-  offsets_kernel<<<1, 1024, 0, stream>>>(rows_of_expert, experts, bound, offsets);
+void offsets_of(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets, cudaStream_t stream, std::span<int> counters) {
+  offsets_kernel<<<1, 1024, 0, stream>>>(rows_of_expert, experts, bound, offsets, counters.data(), static_cast<int>(counters.size()));
   kernels::check_launch("row offsets", "experts=" + std::to_string(experts) + " rows=" + std::to_string(bound));
 }
 

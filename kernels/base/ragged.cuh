@@ -3,6 +3,7 @@
 /// refusal of views that such kernels cannot read.
 
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "core/error.hpp"
@@ -19,8 +20,8 @@ inline void require_aligned(std::string_view where, std::initializer_list<const 
 }
 
 /// offsets[e] = rows of the experts before e, at most `bound`; [experts + 1], all in device memory. Without counts `bound` rows are dealt out
-/// evenly, the first experts taking one more. A negative count is none.
-void offsets_of(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets, cudaStream_t stream);
+/// evenly, the first experts taking one more. A negative count is none. `counters`, if any, are set to zero in the same launch.
+void offsets_of(const std::int32_t* rows_of_expert, int experts, int bound, int* offsets, cudaStream_t stream, std::span<int> counters = {});
 
 /// Zeroes the rows from *first (in device memory) to `rows`, of `width` bf16 each, a multiple of 8. Nothing is written where there are none.
 void clear_rows_from(const int* first, i64 rows, i64 width, bf16* data, cudaStream_t stream);

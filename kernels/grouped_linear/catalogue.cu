@@ -83,13 +83,14 @@ struct Call {
 
   Call(const op::GroupedLinear& o, const Frame& frame, Pass p, Wants wants)
       : op(o), f(frame), pass(p), dims{static_cast<int>(o.experts), static_cast<int>(o.rows), static_cast<int>(o.in), static_cast<int>(o.out)}, at(scratch_of(o, p, wants, !portable())), scratch(frame.scratch<char>()) {
-    offsets_of(f.ragged().rows_of_expert, dims.experts, dims.rows, offsets(), f.stream());
+    offsets_of(f.ragged().rows_of_expert, dims.experts, dims.rows, offsets(), f.stream(), {next(), 1});
     if (!op.shared_adapter || op.lora_rank == 0) return;
     join_experts<<<1, 1, 0, f.stream()>>>(offsets(), dims.experts, ends());
     kernels::check_launch("grouped_linear: rows of all experts", shape(op));
   }
   [[nodiscard]] int* offsets() const { return reinterpret_cast<int*>(scratch + at.offsets); }
   [[nodiscard]] int* ends() const { return reinterpret_cast<int*>(scratch + at.ends); }
+  [[nodiscard]] int* next() const { return ends() + 2; }
   [[nodiscard]] bf16* low() const { return reinterpret_cast<bf16*>(scratch + at.low); }
   [[nodiscard]] bf16* beside() const { return reinterpret_cast<bf16*>(scratch + at.beside); }
   /// Whether the product reads the weight as it is stored, in this type.
@@ -118,11 +119,12 @@ struct Call {
   [[nodiscard]] grouped::Dims pair_dims(i64 in, i64 out) const { return {pairs(), dims.rows, static_cast<int>(in), static_cast<int>(out)}; }
 
   /// The products, in the form that the device runs.
-  void product(grouped::Forward a) const { a.portable = portable(), grouped::forward(a, f.stream()); }
-  void product(grouped::InputGradient a) const { a.portable = portable(), grouped::input_gradient(a, f.stream()); }
-  void product(grouped::SlotProduct a) const { a.portable = portable(), grouped::slot_product(a, f.stream()); }
+  void product(grouped::Forward a) const { a.portable = portable(), a.next = next(), grouped::forward(a, f.stream()); }
+  void product(grouped::InputGradient a) const { a.portable = portable(), a.next = next(), grouped::input_gradient(a, f.stream()); }
+  void product(grouped::SlotProduct a) const { a.portable = portable(), a.next = next(), grouped::slot_product(a, f.stream()); }
   /// The low-rank rows; without Hopper's form they are products of the base's kind.
-  void low_rows(const grouped::LowRows& a) const {
+  void low_rows(grouped::LowRows a) const {
+    a.next = next();
     if (!portable()) return grouped::low_rows(a, f.stream());
     if (a.gradient) return product(grouped::InputGradient{.dims = {a.factors, a.rows, a.rank, a.width}, .dy = a.from, .dy_rows = a.rows, .weight = a.factor, .offsets = a.offsets, .dx = a.low, .alpha = a.alpha});
     const grouped::Dims dims{a.factors, a.rows, a.width, a.rank};
@@ -163,13 +165,13 @@ void forward(const op::GroupedLinear& op, const Frame& f) {
     adapter = {.rank = rank, .shared = op.shared_adapter, .low = scaled == nullptr ? x_a : scaled, .factor = b_lora};
   }
   if (call.packed(DType::mxfp4)) {
-    grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y}, f.stream());
+    grouped::mxfp4::forward({.dims = call.dims, .x = x, .weights = call.prepared(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .next = call.next()}, f.stream());
     if (adapter.rank > 0) {
       call.product(grouped::Forward{.dims = call.pair_dims(op.lora_rank, op.out), .x = adapter.low, .x_rows = call.dims.rows, .weight = b_lora, .offsets = call.pair_offsets(), .y = call.beside()});
       call.add(call.beside(), y, op.rows * op.out);
     }
   } else if (call.packed(DType::fp8)) {
-    grouped::fp8::forward({.dims = call.dims, .x = x, .weights = call.eight_bits(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .adapter = adapter}, f.stream());
+    grouped::fp8::forward({.dims = call.dims, .x = x, .weights = call.eight_bits(), .bias = f["b"].as<bf16>(), .offsets = call.offsets(), .y = y, .next = call.next(), .adapter = adapter}, f.stream());
   } else {
     const bf16* const bias = f["b"].as<bf16>();
     call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
@@ -195,13 +197,13 @@ void backward(const op::GroupedLinear& op, const Frame& f) {
   }
   if (dx != nullptr && op.rows > 0) {
     if (call.packed(DType::mxfp4)) {
-      grouped::mxfp4::input_gradient({.dims = call.dims, .dy = dy, .weights = call.prepared(), .offsets = call.offsets(), .dx = dx}, f.stream());
+      grouped::mxfp4::input_gradient({.dims = call.dims, .dy = dy, .weights = call.prepared(), .offsets = call.offsets(), .dx = dx, .next = call.next()}, f.stream());
       if (adapter.rank > 0) {
         call.product(grouped::InputGradient{.dims = call.pair_dims(op.in, op.lora_rank), .dy = adapter.low, .dy_rows = rows, .weight = a, .offsets = call.pair_offsets(), .dx = call.beside()});
         call.add(call.beside(), dx, op.rows * op.in);
       }
     } else if (call.packed(DType::fp8)) {
-      grouped::fp8::input_gradient({.dims = call.dims, .dy = dy, .weights = call.eight_bits(), .offsets = call.offsets(), .dx = dx, .adapter = adapter}, f.stream());
+      grouped::fp8::input_gradient({.dims = call.dims, .dy = dy, .weights = call.eight_bits(), .offsets = call.offsets(), .dx = dx, .next = call.next(), .adapter = adapter}, f.stream());
     } else {
       call.over_experts([&](i64 e, const bf16* weight, const grouped::Dims& dims) {
         grouped::LowRank mine = adapter;

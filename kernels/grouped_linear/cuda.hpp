@@ -6,6 +6,10 @@
 /// replays see other counts. Experts may have no rows. bf16 in and out, fp32 accumulation, results do not depend on
 /// how the work was distributed over blocks.
 ///
+/// `next` of a call is an int in device memory from which blocks take their tiles as they come to them (dealing.cuh): zero
+/// before the launch and after it, so that one serves all launches of a stream. Without it the blocks divide the tiles
+/// beforehand, and those that find no multiprocessor beside other kernels hold up the rest.
+///
 /// sm_90a: tensor copies and wgmma. A device that is not Hopper is refused by name, but for the `portable` forms.
 
 #include "kernels/base/cuda.hpp"
@@ -43,6 +47,7 @@ struct Forward {
     const float* row_scale = nullptr; ///< [rows] or absent
     bf16* y = nullptr;               ///< [rows, out]
     Clusters clusters = Clusters::automatic;
+    int* next = nullptr;
     LowRank adapter = {};
     float alpha = 1.0f;
     bool portable = false;           ///< in mma.sync, which any device from compute capability 8.0 on runs
@@ -63,6 +68,7 @@ struct GatedForward {
     bf16* y = nullptr;               ///< [rows, i]
     bf16* pre = nullptr;             ///< [rows, 2 i] in halves whatever the layout, or absent
     Clusters clusters = Clusters::automatic;
+    int* next = nullptr;
     LowRank adapter = {};            ///< B's rows are laid out as the weight's
 };
 void gated_forward(const GatedForward& args, cudaStream_t stream);
@@ -79,6 +85,7 @@ struct InputGradient {
     GateLayout layout = GateLayout::halves;
     bf16* dx = nullptr;              ///< [rows, in]
     Clusters clusters = Clusters::automatic;
+    int* next = nullptr;
     LowRank adapter = {};
     float alpha = 1.0f;
     bool portable = false;           ///< as in Forward; in halves alone
@@ -99,6 +106,7 @@ struct LowRows {
     float alpha = 1.0f;
     bf16* scaled = nullptr;       ///< scale times `low`, as rounded; or absent
     float scale = 1.0f;
+    int* next = nullptr;
 };
 void low_rows(const LowRows& args, cudaStream_t stream);
 
@@ -118,6 +126,7 @@ struct SlotProduct {
     float* out = nullptr;         ///< or absent
     bf16* narrow = nullptr;       ///< the result in bf16, times `scale`, where `out` is absent
     float scale = 1.0f;
+    int* next = nullptr;
     bool portable = false;        ///< as in Forward
 };
 void slot_product(const SlotProduct& args, cudaStream_t stream);

@@ -55,7 +55,8 @@ void forward(const Forward& a, cudaStream_t stream) {
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
                                      .activation = GatedActivation::swiglu,
-                                     .alpha = a.alpha}};
+                                     .alpha = a.alpha},
+                          .next = a.next};
     Dims factor = a.dims;
     factor.in = a.adapter.rank;
     add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 128);
@@ -88,7 +89,8 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                                      .bias = a.bias,
                                      .interleaved_bias = a.layout == GateLayout::interleaved,
                                      .row_scale = nullptr,
-                                     .activation = a.activation}};
+                                     .activation = a.activation},
+                          .next = a.next};
     Dims factor = a.dims;
     factor.in = a.adapter.rank;
     add_adapter(maps, problem, a.adapter, a.dims, factor, 2, a.layout, 128);
@@ -125,7 +127,8 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
                                      .activation = GatedActivation::swiglu,
-                                     .alpha = a.alpha}};
+                                     .alpha = a.alpha},
+                          .next = a.next};
     Dims factor = a.dims;
     factor.out = a.adapter.rank;
     add_adapter(maps, problem, a.adapter, a.dims, factor, 1, GateLayout::halves, 64);

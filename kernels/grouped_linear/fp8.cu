@@ -45,7 +45,8 @@ void multiply(const Arguments& a, const bf16* tokens, const bf16* bias, bf16* to
                                .bias = bias,
                                .interleaved_bias = false,
                                .row_scale = a.row_scale,
-                               .activation = GatedActivation::swiglu}};
+                               .activation = GatedActivation::swiglu},
+                    .next = a.next};
     Dims factor = d;
     (gradient ? factor.out : factor.in) = a.adapter.rank;
     add_adapter(maps, problem, a.adapter, d, factor, 1, GateLayout::halves, gradient ? 64 : 128);

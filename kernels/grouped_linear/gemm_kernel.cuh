@@ -2,9 +2,9 @@
 /// The persistent grouped product D^T[256 weight rows, tokens] of one warp-specialised kernel (sm_90a).
 ///
 /// Block: 3 warpgroups. Group 0 loads (one thread for tensor copies; all 128 when token rows are gathered with
-/// 16-byte copies), groups 1 and 2 multiply, each two m64 instructions per 16 of the contraction. Ring of 4 stages of
-/// 64 along the contraction: 32 KB of weights, up to 16 KB of tokens. Tiles of tile_schedule.hpp; the instruction's
-/// width follows the tile's tokens.
+/// 16-byte copies) and deals (dealing.cuh; thread 32, with gathered rows thread 0 before its loads), groups 1 and 2
+/// multiply, each two m64 instructions per 16 of the contraction. Ring of 4 stages of 64 along the contraction: 32 KB of
+/// weights, up to 16 KB of tokens. Tiles of tile_schedule.hpp; the instruction's width follows the tile's tokens.
 ///
 /// Weights lie in the ring as 4 blocks of 64 rows x 64 (8 KB each, 128-byte swizzle), either with the contraction
 /// contiguous (forward) or with the weight's own columns contiguous (input gradient; the transpose is done by the
@@ -13,6 +13,7 @@
 #include "kernels/base/ptx.cuh"
 #include "kernels/base/swizzle.cuh"
 #include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/dealing.cuh"
 #include "kernels/grouped_linear/epilogue.cuh"
 #include "kernels/grouped_linear/tile_schedule.hpp"
 
@@ -29,6 +30,8 @@ inline constexpr int kernel_threads = 384;
 struct SharedTail {
     ptx::Barrier full[ring_stages];
     ptx::Barrier empty[ring_stages];
+    Hand<Tile> hand; // in shared memory throughout: the multiplying warps have no registers for it
+    Passed passed;
     int offsets[max_experts + 1];
 };
 inline constexpr std::size_t shared_bytes =
@@ -55,6 +58,7 @@ struct Problem {
     int adapter_rank;    ///< contraction of the second product, y += h B^T, in stages of its own
     bool adapter_shared; ///< one B for all experts
     Output output;
+    int* next = nullptr; ///< counter of dealing.cuh, or absent
 };
 
 template <bool gated_, Major major_, bool gathered_, int cluster_>
@@ -97,16 +101,33 @@ __device__ __forceinline__ int instruction_width(int tokens) {
     return width == 80 ? 96 : width == 112 ? 128 : width;
 }
 
+__device__ __forceinline__ void load_tokens(char* to, const CUtensorMap* map_64, const CUtensorMap* map_16, int k, int half,
+                                            const Tile& tile, int width, ptx::Barrier* full) {
+    int row = 0;
+    for (; row + 64 <= width; row += 64) ptx::tensor_load_3d(to + row * 128, map_64, k, half, tile.token0 + row, full);
+    for (; row < width; row += 16) ptx::tensor_load_3d(to + row * 128, map_16, k, half, tile.token0 + row, full);
+}
+
 template <typename C>
-__device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps& maps, const Problem& p, int rank) {
+using DealerOf = Dealer<C::cluster, TileWalk<C::cluster>>;
+
+template <typename C>
+__device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps& maps, const Problem& p, int rank, const Items<C::cluster>& items) {
     const int thread = threadIdx.x;
     const bool leader = thread == 0;
-    if (!C::gathered && !leader) return;
-    const int items_step = gridDim.x / C::cluster;
+    [[maybe_unused]] DealerOf<C> dealer(items, TileWalk<C::cluster>(tail.offsets, p.experts, p.row_tiles), rank);
+    if constexpr (!C::gathered) {
+        if (thread == 32) dealer.deal_all(tail.hand);
+        if (!leader) return;
+    }
     ptx::RingPosition<ring_stages> at{0, 1};
-    TileWalk<C::cluster> walk(tail.offsets, p.experts, p.row_tiles);
-    Tile tile;
-    for (int item = blockIdx.x / C::cluster; walk.find(item, rank, tile); item += items_step) {
+    [[maybe_unused]] ptx::RingPosition<2> dealing{0, 1};
+    Reader reader(tail.hand);
+    for (;;) {
+        if constexpr (C::gathered)
+            if (leader) dealer.deal(tail.hand, dealing);
+        const Tile tile = reader.copy();
+        if (tile.tokens == 0) break;
         const int width = instruction_width(tile.tokens);
         [[maybe_unused]] const bf16* rows[8];
         if constexpr (C::gathered) {
@@ -135,15 +156,9 @@ __device__ __forceinline__ void produce(char* ring, SharedTail& tail, const Maps
                 ptx::barrier_arrive_expect(full, weight_stage + (tensor_tokens ? width * step_k * 2 : 0));
                 load_weights<C>(weights, adapter ? &maps.adapter_weight : &maps.weight, tile,
                                 adapter && p.adapter_shared ? 0 : tile.expert, half, k, full, rank);
-                if (tensor_tokens) {
-                    const CUtensorMap* map_64 = adapter ? &maps.adapter_64 : &maps.tokens_64;
-                    const CUtensorMap* map_16 = adapter ? &maps.adapter_16 : &maps.tokens_16;
-                    int row = 0;
-                    for (; row + 64 <= width; row += 64)
-                        ptx::tensor_load_3d(tokens + row * 128, map_64, k, half, tile.token0 + row, full);
-                    for (; row < width; row += 16)
-                        ptx::tensor_load_3d(tokens + row * 128, map_16, k, half, tile.token0 + row, full);
-                }
+                if (tensor_tokens)
+                    load_tokens(tokens, adapter ? &maps.adapter_64 : &maps.tokens_64,
+                                adapter ? &maps.adapter_16 : &maps.tokens_16, k, half, tile, width, full);
             }
             if constexpr (C::gathered) {
                 if (!adapter) {
@@ -241,6 +256,12 @@ __global__ void __launch_bounds__(kernel_threads, 1)
             ptx::barrier_init(&tail.full[s], C::gathered ? 129 : 1);
             ptx::barrier_init(&tail.empty[s], 8 * C::cluster);
         }
+        tail.hand.init(256 + (C::gathered ? 128 : 1));
+        ptx::fence_barrier_init();
+    }
+    Items<C::cluster> items;
+    if (threadIdx.x == (C::gathered ? 0 : 32)) {
+        items = Items<C::cluster>(p.next, &tail.passed, rank);
         ptx::fence_barrier_init();
     }
     for (int e = threadIdx.x; e <= p.experts; e += kernel_threads) tail.offsets[e] = p.offsets[e];
@@ -251,16 +272,16 @@ __global__ void __launch_bounds__(kernel_threads, 1)
 
     if (threadIdx.x < 128) {
         ptx::registers_release<40>();
-        produce<C>(ring, tail, maps, p, rank);
+        produce<C>(ring, tail, maps, p, rank, items);
     } else {
         ptx::registers_acquire<232>();
         const int group = threadIdx.x / 128 - 1;
-        const int items_step = gridDim.x / C::cluster;
         ptx::RingPosition<ring_stages> at;
-        TileWalk<C::cluster> walk(tail.offsets, p.experts, p.row_tiles);
-        Tile tile;
         char* mine = staging + group * staging_bytes;
-        for (int item = blockIdx.x / C::cluster; walk.find(item, rank, tile); item += items_step) {
+        Reader reader(tail.hand);
+        for (;;) {
+            const Tile& tile = reader.read();
+            if (tile.tokens == 0) break;
             switch (instruction_width(tile.tokens)) {
             case 16: multiply<C, 16>(ring, tail, at, p, tile, group, mine); break;
             case 32: multiply<C, 32>(ring, tail, at, p, tile, group, mine); break;
@@ -269,6 +290,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
             case 96: multiply<C, 96>(ring, tail, at, p, tile, group, mine); break;
             default: multiply<C, 128>(ring, tail, at, p, tile, group, mine); break;
             }
+            reader.release();
         }
     }
     // The other block may still signal this one's barriers.

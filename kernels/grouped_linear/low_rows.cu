@@ -1,12 +1,13 @@
 /// \file
 /// The low-rank rows of adapters (sm_90a), bound by reading the rows once: tiles of at most 128 rows against all of a
-/// factor's rank (128 of it at a time), 256 of the width a stage, one loading warp and two multiplying warpgroups of 64
-/// rows each. The rows are the instruction's 64, the rank is its width, so a small rank pays neither for 256 weight rows
-/// nor for 128 columns, as a tile of the base product would. Bytes: the rows once, the factor once a tile (from L2), the
-/// rank's rows once. Tried without a difference: half the width a stage, and tiles that begin at different columns.
+/// factor's rank (128 of it at a time), 256 of the width a stage, two multiplying warpgroups of 64 rows each, one warp that
+/// loads and one that deals. The rows are the instruction's 64, the rank is its width, so a small rank pays neither for 256
+/// weight rows nor for 128 columns, as a tile of the base product would. Bytes: the rows once, the factor once a tile (from
+/// L2), the rank's rows once. Tried without a difference: half the width a stage, and tiles that begin at different columns.
 #include "kernels/base/ptx.cuh"
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/dealing.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
 #include "kernels/grouped_linear/tile_schedule.hpp"
 
@@ -14,11 +15,12 @@ namespace moeplan::kernels::grouped_linear {
 namespace {
 
 constexpr int row_block = 64 * 64 * 2;    // bytes of 64 rows of a part: 64 of the width
-constexpr int low_threads = 288;
+constexpr int low_threads = 320;
 
 struct LowTail {
     ptx::Barrier full[4];
     ptx::Barrier empty[4];
+    Hand<Tile, 3> hand;
     int offsets[max_experts + 1];
 };
 
@@ -43,11 +45,13 @@ __device__ __forceinline__ int parts_from(int k, int width) {
 
 template <int n, Major major>
 __device__ __forceinline__ void load_low(char* ring, LowTail& tail, const CUtensorMap* rows, const CUtensorMap* factor,
-                                         const LowRows& p, TileWalk<1>& walk) {
+                                         const LowRows& p) {
     using S = Stage<n, major>;
     ptx::RingPosition<S::count> at{0, 1};
-    Tile tile;
-    for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
+    Reader reader(tail.hand);
+    for (;;) {
+        const Tile tile = reader.copy();
+        if (tile.tokens == 0) break;
         const int blocks = tile.tokens > 64 ? 2 : 1;
         for (int k = 0; k < p.width; k += 64 * S::parts) {
             char* stage = ring + at.stage * S::bytes;
@@ -97,7 +101,10 @@ __global__ void __launch_bounds__(low_threads, 1)
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
     using S = Stage<n, major>;
     LowTail& tail = *reinterpret_cast<LowTail*>(ring + S::count * S::bytes);
+    Items<1> items;
+    if (threadIdx.x == 288) items = Items<1>(p.next, nullptr, 0);
     if (threadIdx.x == 0) {
+        tail.hand.init(257);
         for (int s = 0; s < S::count; ++s) {
             ptx::barrier_init(&tail.full[s], 1);
             ptx::barrier_init(&tail.empty[s], 8);
@@ -106,17 +113,22 @@ __global__ void __launch_bounds__(low_threads, 1)
     }
     for (int e = threadIdx.x; e <= p.factors; e += low_threads) tail.offsets[e] = p.offsets[e];
     __syncthreads();
-    TileWalk<1> walk(tail.offsets, p.factors, (p.rank + n - 1) / n);
     if (threadIdx.x >= 256) {
-        if (threadIdx.x == 256) load_low<n, major>(ring, tail, &rows, &factor, p, walk);
+        if (threadIdx.x == 256) load_low<n, major>(ring, tail, &rows, &factor, p);
+        if (threadIdx.x == 288) {
+            const TileWalk<1> walk(tail.offsets, p.factors, (p.rank + n - 1) / n);
+            Dealer<1, TileWalk<1>>(items, walk, 0).deal_all(tail.hand);
+        }
         return;
     }
     const int group = threadIdx.x / 128;
     const bool elected = threadIdx.x % 32 == 0;
     constexpr int advance = major == Major::k ? 32 : 2048;
     ptx::RingPosition<S::count> at;
-    Tile tile;
-    for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
+    Reader reader(tail.hand);
+    for (;;) {
+        const Tile& tile = reader.read();
+        if (tile.tokens == 0) break;
         float acc[n / 2] = {};
         for (int k = 0; k < p.width; k += 64 * S::parts) {
             const std::uint32_t stage = ptx::shared_address(ring) + at.stage * S::bytes;
@@ -138,6 +150,7 @@ __global__ void __launch_bounds__(low_threads, 1)
         }
         ptx::wgmma_touch(acc);
         store_low<n>(acc, p, tile, group); // of a tile of 64 rows or fewer the second group has multiplied what lay there
+        reader.release();
     }
 }
 

@@ -117,7 +117,8 @@ void forward(const Forward& a, cudaStream_t stream) {
                                      .bias = a.bias,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu},
+                          .next = a.next};
     launch<false, false>(maps, problem, a.weights, a.dims, stream);
 }
 
@@ -148,7 +149,8 @@ void gated_forward(const GatedForward& a, cudaStream_t stream) {
                                      .bias = a.bias,
                                      .interleaved_bias = a.layout == GateLayout::interleaved,
                                      .row_scale = nullptr,
-                                     .activation = a.activation}};
+                                     .activation = a.activation},
+                          .next = a.next};
     launch<true, false>(maps, problem, a.weights, a.dims, stream);
 }
 
@@ -183,7 +185,8 @@ void input_gradient(const InputGradient& a, cudaStream_t stream) {
                                      .bias = nullptr,
                                      .interleaved_bias = false,
                                      .row_scale = a.row_scale,
-                                     .activation = GatedActivation::swiglu}};
+                                     .activation = GatedActivation::swiglu},
+                          .next = a.next};
     launch<false, true>(maps, problem, a.weights, a.dims, stream);
 }
 

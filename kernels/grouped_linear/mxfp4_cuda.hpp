@@ -38,6 +38,7 @@ struct GatedForward {
     GatedActivation activation = GatedActivation::swiglu;
     bf16* y = nullptr;
     bf16* pre = nullptr;
+    int* next = nullptr;
 };
 void gated_forward(const GatedForward& args, cudaStream_t stream);
 

@@ -16,6 +16,7 @@ struct PackedForward {
     const int* offsets = nullptr;
     const float* row_scale = nullptr;
     bf16* y = nullptr; ///< [rows, out]
+    int* next = nullptr;
     LowRank adapter = {}; ///< FP8 alone
 };
 
@@ -29,6 +30,7 @@ struct PackedInputGradient {
     const float* row_scale = nullptr;
     GateLayout layout = GateLayout::halves; ///< FP8: halves
     bf16* dx = nullptr; ///< [rows, in]
+    int* next = nullptr;
     LowRank adapter = {}; ///< FP8 alone
 };
 

@@ -43,26 +43,20 @@ struct Blocks {
     static constexpr int on_one = few ? 2 : 1;
     static constexpr int most = few ? 32 : tile_tokens;
     static constexpr int stages = few ? 3 : F::stages;
-    static constexpr int threads = few ? 256 + 32 : kernel_threads;
+    static constexpr int threads = few ? 256 + 64 : kernel_threads;
     static constexpr int token_part = most * 64 * 2; // tokens of 64 of the contraction
     static constexpr int stage_bytes = F::weight_bytes + 2 * token_part;
     static constexpr std::size_t shared = 1024 + stages * stage_bytes + 2 * staging_bytes + sizeof(SharedTail);
     static_assert(stages <= ring_stages && (!F::takes_adapter || stage_bytes >= weight_stage + token_stage));
 };
 
-__device__ __forceinline__ void load_tokens(char* to, const CUtensorMap* map_64, const CUtensorMap* map_16, int k, int half,
-                                            const Tile& tile, int width, ptx::Barrier* full) {
-    int row = 0;
-    for (; row + 64 <= width; row += 64) ptx::tensor_load_3d(to + row * 128, map_64, k, half, tile.token0 + row, full);
-    for (; row < width; row += 16) ptx::tensor_load_3d(to + row * 128, map_16, k, half, tile.token0 + row, full);
-}
-
 template <class F, class B>
-__device__ __forceinline__ void produce_packed(char* ring, SharedTail& tail, const Maps& maps, const Problem& p,
-                                               const Weights& w, TileWalk<1, B::most>& walk) {
+__device__ __forceinline__ void produce_packed(char* ring, SharedTail& tail, const Maps& maps, const Problem& p, const Weights& w) {
     ptx::RingPosition<B::stages> at{0, 1};
-    Tile tile;
-    for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
+    Reader reader(tail.hand);
+    for (;;) {
+        const Tile tile = reader.copy();
+        if (tile.tokens == 0) break;
         const int width = instruction_width(tile.tokens);
         for (int half = 0; half < p.halves; ++half)
             for (int k = 0; k < p.contraction; k += step) {
@@ -173,37 +167,46 @@ __global__ void __launch_bounds__(B::threads, B::on_one)
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
     char* staging = ring + B::stages * B::stage_bytes;
     SharedTail& tail = *reinterpret_cast<SharedTail*>(staging + 2 * staging_bytes);
+    Items<1> items;
+    if (threadIdx.x == 288) items = Items<1>(p.next, nullptr, 0);
     if (threadIdx.x == 0) {
         ptx::tensor_prefetch_map(&maps.weight);
         for (int s = 0; s < B::stages; ++s) {
             ptx::barrier_init(&tail.full[s], 1);
             ptx::barrier_init(&tail.empty[s], 8);
         }
+        tail.hand.init(257);
         ptx::fence_barrier_init();
     }
     for (int e = threadIdx.x; e <= p.experts; e += B::threads) tail.offsets[e] = p.offsets[e];
     __syncthreads();
-    TileWalk<1, B::most> walk(tail.offsets, p.experts, p.row_tiles);
     if (threadIdx.x >= 256) {
         if constexpr (B::on_one == 1) ptx::registers_release<40>();
-        if (threadIdx.x == 256) produce_packed<F, B>(ring, tail, maps, p, weights, walk);
+        if (threadIdx.x == 256) produce_packed<F, B>(ring, tail, maps, p, weights);
+        if (threadIdx.x == 288) {
+            const TileWalk<1, B::most> walk(tail.offsets, p.experts, p.row_tiles);
+            Dealer<1, TileWalk<1, B::most>>(items, walk, 0).deal_all(tail.hand);
+        }
     } else {
         if constexpr (B::on_one == 1) ptx::registers_acquire<232>();
         const int group = threadIdx.x / 128;
         ptx::RingPosition<B::stages> at;
         char* mine = staging + group * staging_bytes;
-        Tile tile;
-        const auto multiply = [&]<int n>() { multiply_packed<F, B, n>(ring, tail, at, p, weights, tile, group, mine); };
-        for (int item = blockIdx.x; walk.find(item, 0, tile); item += gridDim.x) {
+        const auto multiply = [&]<int n>(const Tile& tile) { multiply_packed<F, B, n>(ring, tail, at, p, weights, tile, group, mine); };
+        Reader reader(tail.hand);
+        for (;;) {
+            const Tile& tile = reader.read();
+            if (tile.tokens == 0) break;
             const int width = instruction_width(tile.tokens);
-            if (width == 16) multiply.template operator()<16>();
-            else if (width == 32) multiply.template operator()<32>();
+            if (width == 16) multiply.template operator()<16>(tile);
+            else if (width == 32) multiply.template operator()<32>(tile);
             else if constexpr (B::most > 32) {
-                if (width == 48) multiply.template operator()<48>();
-                else if (width == 64) multiply.template operator()<64>();
-                else if (width == 96) multiply.template operator()<96>();
-                else multiply.template operator()<128>();
+                if (width == 48) multiply.template operator()<48>(tile);
+                else if (width == 64) multiply.template operator()<64>(tile);
+                else if (width == 96) multiply.template operator()<96>(tile);
+                else multiply.template operator()<128>(tile);
             }
+            reader.release();
         }
     }
 }

@@ -25,7 +25,7 @@ inline constexpr std::int64_t kWaveBytes = std::int64_t{512} << 20;
   return op.weight == DType::bf16 ? op.experts : std::clamp<std::int64_t>(kWaveBytes / (2 * op.in * op.out), 1, op.experts);
 }
 
-/// Pieces in bytes from the start. `low`: the scaled low-rank rows; `beside`: a low-rank product that the base product cannot take in;
+/// Pieces in bytes from the start. `ends`: of all rows as one expert's, and the counter that deals tiles. `low`: the scaled low-rank rows; `beside`: a low-rank product that the base product cannot take in;
 /// `plain`: the experts of a wave in bf16. Plans count Hopper's.
 struct Scratch {
   std::int64_t offsets = 0, ends = 0, low = 0, scales = 0, beside = 0, plain = 0, bytes = 0;
@@ -39,7 +39,7 @@ struct Scratch {
     return here;
   };
   const bool packed = expands_inside(op, pass, hopper), gradient_through = pass == Pass::forward || wants.input_grad;
-  s.offsets = take(4 * (op.experts + 1)), s.ends = take(8);
+  s.offsets = take(4 * (op.experts + 1)), s.ends = take(12);
   if (op.lora_rank > 0 && (pass == Pass::backward || op.lora_scale != 1)) s.low = take(2 * op.rows * op.lora_rank);
   const bool four_bits = packed && op.weight == DType::mxfp4;
   if (four_bits && gradient_through) s.scales = take(op.experts * op.out * (op.in / 32));

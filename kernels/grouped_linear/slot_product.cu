@@ -1,11 +1,13 @@
 /// \file
 /// out[e] = A_e^T B_e over an expert's rows (sm_90a): the contraction index is the row, so both operands are read along
 /// their other index by transposing descriptors. Tile: 256 columns of a by n of b (16, 32, 64 or 128), 64 rows a stage,
-/// two multiplying warpgroups, one loading thread. The rows of the next expert in an expert's last stage are zeroed in
-/// shared memory on both sides (they may hold NaN). Bytes: a once per 128 columns of b, b once per 256 columns of a.
+/// two multiplying warpgroups, one thread that loads and one that deals (dealing.cuh). The rows of the next expert in an expert's
+/// last stage are zeroed in shared memory on both sides (they may hold NaN). Bytes: a once per 128 columns of b, b once
+/// per 256 columns of a.
 #include "kernels/base/ptx.cuh"
 #include "kernels/base/tma.hpp"
 #include "kernels/grouped_linear/cuda.hpp"
+#include "kernels/grouped_linear/dealing.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
 #include "kernels/grouped_linear/portable.hpp"
 
@@ -16,7 +18,31 @@ constexpr int stage_rows = 64;
 constexpr int a_stage = 4 * 64 * 128; // four pieces of 64 columns
 constexpr int b_stage = 2 * 64 * 128;
 constexpr int product_stages = 4;
-constexpr std::size_t product_shared = 1024 + product_stages * (a_stage + b_stage) + 2 * staging_bytes + 2 * product_stages * 8;
+
+struct alignas(16) SlotTile {
+    int expert; ///< -1: there are no more
+    int tile;
+    int begin, end; ///< rows
+};
+struct SlotTail {
+    Hand<SlotTile, 3> hand;
+    ptx::Barrier full[product_stages], empty[product_stages];
+};
+constexpr std::size_t product_shared = 1024 + product_stages * (a_stage + b_stage) + 2 * staging_bytes + sizeof(SlotTail);
+
+__device__ __forceinline__ void deal_slots(Items<1>& items, SlotTail& tail, const SlotProduct& p, int tiles) {
+    ptx::RingPosition<3> at{0, 1};
+    for (bool first = true;; first = false) {
+        ptx::barrier_wait(&tail.hand.empty[at.stage], at.parity);
+        const int item = first ? items.first() : items.take(), expert = item / tiles;
+        const bool more = expert < p.experts;
+        tail.hand.tiles[at.stage] = more ? SlotTile{expert, item % tiles, p.offsets[expert], p.offsets[expert + 1]} : SlotTile{-1, 0, 0, 0};
+        if (!more) items.leave(p.experts * tiles);
+        ptx::barrier_arrive(&tail.hand.full[at.stage]);
+        at.advance();
+        if (!more) return;
+    }
+}
 
 /// Zeroes rows `from` to 63 of `pieces` pieces; 256 threads.
 __device__ __forceinline__ void clear_rows(char* stage, int pieces, int from, int thread) {
@@ -65,51 +91,53 @@ __global__ void __launch_bounds__(kernel_threads, 1)
     extern __shared__ char dynamic_shared[];
     char* ring = dynamic_shared + (1024 - ptx::shared_address(dynamic_shared) % 1024) % 1024;
     char* staging = ring + product_stages * (a_stage + b_stage);
-    ptx::Barrier* full = reinterpret_cast<ptx::Barrier*>(staging + 2 * staging_bytes);
-    ptx::Barrier* empty = full + product_stages;
+    SlotTail& tail = *reinterpret_cast<SlotTail*>(staging + 2 * staging_bytes);
     constexpr int b_pieces = n > 64 ? 2 : 1;
+    Items<1> items;
+    if (threadIdx.x == 32) items = Items<1>(p.next, nullptr, 0);
     if (threadIdx.x == 0) {
         for (int s = 0; s < product_stages; ++s) {
-            ptx::barrier_init(&full[s], 1);
-            ptx::barrier_init(&empty[s], 8);
+            ptx::barrier_init(&tail.full[s], 1);
+            ptx::barrier_init(&tail.empty[s], 8);
         }
+        tail.hand.init(257);
         ptx::fence_barrier_init();
     }
     __syncthreads();
-    const int a_tiles = (p.a_width + 255) / 256, b_tiles = (p.b_width + n - 1) / n;
-    const std::int64_t items = static_cast<std::int64_t>(p.experts) * a_tiles * b_tiles;
+    const int b_tiles = (p.b_width + n - 1) / n;
     if (threadIdx.x < 128) {
         ptx::registers_release<40>();
+        if (threadIdx.x == 32) deal_slots(items, tail, p, (p.a_width + 255) / 256 * b_tiles);
         if (threadIdx.x != 0) return;
         ptx::RingPosition<product_stages> at{0, 1};
-        for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-            const int expert = static_cast<int>(item / (a_tiles * b_tiles)), tile = item % (a_tiles * b_tiles);
-            const int a0 = tile / b_tiles * 256, b0 = tile % b_tiles * n;
-            const int end = p.offsets[expert + 1];
-            for (int row = p.offsets[expert]; row < end; row += stage_rows) {
+        Reader reader(tail.hand);
+        for (;;) {
+            const SlotTile item = reader.copy();
+            if (item.expert < 0) return;
+            const int a0 = item.tile / b_tiles * 256, b0 = item.tile % b_tiles * n;
+            for (int row = item.begin; row < item.end; row += stage_rows) {
                 char* stage = ring + at.stage * (a_stage + b_stage);
-                ptx::barrier_wait(&empty[at.stage], at.parity);
-                ptx::barrier_arrive_expect(&full[at.stage], a_stage + b_pieces * 8192);
-                for (int i = 0; i < 4; ++i)
-                    ptx::tensor_load_2d(stage + i * 8192, &a_map, a0 + i * 64, row, &full[at.stage]);
-                for (int i = 0; i < b_pieces; ++i)
-                    ptx::tensor_load_2d(stage + a_stage + i * 8192, &b_map, b0 + i * 64, row, &full[at.stage]);
+                ptx::Barrier* full = &tail.full[at.stage];
+                ptx::barrier_wait(&tail.empty[at.stage], at.parity);
+                ptx::barrier_arrive_expect(full, a_stage + b_pieces * 8192);
+                for (int i = 0; i < 4; ++i) ptx::tensor_load_2d(stage + i * 8192, &a_map, a0 + i * 64, row, full);
+                for (int i = 0; i < b_pieces; ++i) ptx::tensor_load_2d(stage + a_stage + i * 8192, &b_map, b0 + i * 64, row, full);
                 at.advance();
             }
         }
-        return;
     }
     ptx::registers_acquire<232>();
     const int thread = threadIdx.x - 128, group = thread / 128, lane = thread % 32, warp = thread / 32 % 4;
     ptx::RingPosition<product_stages> at;
-    for (std::int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-        const int expert = static_cast<int>(item / (a_tiles * b_tiles)), tile = item % (a_tiles * b_tiles);
+    Reader reader(tail.hand);
+    for (;; reader.release()) {
+        const auto [expert, tile, begin, end] = reader.read();
+        if (expert < 0) return;
         const int a0 = tile / b_tiles * 256, b0 = tile % b_tiles * n;
-        const int begin = p.offsets[expert], end = p.offsets[expert + 1];
         float acc[2][n / 2] = {};
         for (int row = begin; row < end; row += stage_rows) {
             char* stage = ring + at.stage * (a_stage + b_stage);
-            ptx::barrier_wait(&full[at.stage], at.parity);
+            ptx::barrier_wait(&tail.full[at.stage], at.parity);
             if (end - row < stage_rows) {
                 clear_rows(stage, 4, end - row, thread);
                 clear_rows(stage + a_stage, b_pieces, end - row, thread);
@@ -130,7 +158,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
             ptx::wgmma_commit();
             ptx::wgmma_wait<0>();
             __syncwarp(); // every lane has finished clearing
-            if (lane == 0) ptx::barrier_arrive(&empty[at.stage]);
+            if (lane == 0) ptx::barrier_arrive(&tail.empty[at.stage]);
             at.advance();
         }
         ptx::wgmma_touch(acc[0]);
@@ -145,7 +173,7 @@ __global__ void __launch_bounds__(kernel_threads, 1)
             if (p.transposed)
                 store_tile<false, n>(acc, Output{.y = p.narrow + first, .pre = nullptr, .columns = p.a_width, .bias = nullptr, .interleaved_bias = false,
                                                  .row_scale = nullptr, .activation = GatedActivation::swiglu},
-                                     Tile{.expert = 0, .row_tile = a0 / 256, .token0 = b0, .tokens = min(n, p.b_width - b0), .shares_weights = false, .store = true},
+                                     Tile{.expert = 0, .row_tile = a0 / 256, .token0 = b0, .tokens = static_cast<short>(min(n, p.b_width - b0)), .shares_weights = false, .store = true},
                                      group, mine);
             else
                 store_narrow<n>(acc, p.narrow + first, p, a0 + group * 128, b0, group, mine);

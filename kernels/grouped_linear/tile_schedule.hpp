@@ -23,12 +23,12 @@ inline constexpr int tile_tokens = 128; ///< most tokens of a tile
 inline constexpr int tile_rows = 256;   ///< weight rows of a tile (gated: 128 of each half)
 inline constexpr int band_tiles = 16;   ///< token tiles that share one pass over the weights
 
-/// One output tile.
-struct Tile {
+/// One output tile; 16 bytes, as a block's dealing thread hands it to the others (dealing.cuh).
+struct alignas(16) Tile {
     int expert;
     int row_tile;        ///< weight rows row_tile * 256 and on
     int token0;          ///< first row of the sorted tokens
-    int tokens;          ///< valid tokens, 1 to 128
+    short tokens;        ///< valid tokens, 1 to 128; 0: no tile, there are no more
     bool shares_weights; ///< the other block of the cluster computes the same weight tile
     bool store;          ///< false: computed only to keep the cluster in step
 };
@@ -42,6 +42,9 @@ public:
         : offsets_(offsets), experts_(experts), row_tiles_(row_tiles), end_(offsets[0]) {
         enter(0);
     }
+
+    /// Of all experts, once `find` has found no more.
+    MOEPLAN_HOST_DEVICE int items() const { return base_; }
 
     /// Finds item `item` (never smaller than the last one asked for) for block `rank` of the cluster.
     /// False when there are no more.
@@ -76,7 +79,7 @@ public:
         }
         const int width = tiles_ <= 1 ? count_ : ((count_ + tiles_ - 1) / tiles_ + 15) / 16 * 16, from = token_tile * width;
         tile.token0 = end_ - count_ + from;
-        tile.tokens = count_ - from < width ? count_ - from : width;
+        tile.tokens = static_cast<short>(count_ - from < width ? count_ - from : width);
         return true;
     }
 

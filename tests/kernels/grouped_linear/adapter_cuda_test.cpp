@@ -69,6 +69,25 @@ void compare(const std::vector<int>& counts, int in, int out, int rank, bool sha
     gl::slot_product({.experts = experts, .rows = rows, .a_width = out, .b_width = in, .a = ddy.get<bf16>(), .b = dx.get<bf16>(),
                       .offsets = doff.get<int>(), .narrow = narrow_w.get<bf16>(), .portable = portable}, nullptr);
 
+    if (!portable) { // dealt out as blocks come: the same bits
+        const auto next = DeviceBuffer::of(std::vector<int>{0});
+        int* const counter = next.get<int>();
+        DeviceBuffer again = poisoned(std::max({narrow_a.bytes(), narrow_b.bytes(), low.bytes()}));
+        const auto expect_equal = [](const DeviceBuffer& got, const DeviceBuffer& want) {
+            EXPECT_EQ(got.download<std::uint16_t>(want.bytes() / 2), want.download<std::uint16_t>());
+        };
+        gl::slot_product({.experts = factors, .rows = rows, .a_width = in, .b_width = rank, .transposed = true, .a = dx.get<bf16>(),
+                          .b = back.get<bf16>(), .offsets = factor_offsets, .narrow = again.get<bf16>(), .next = counter}, nullptr);
+        expect_equal(again, narrow_a);
+        gl::slot_product({.experts = factors, .rows = rows, .a_width = out, .b_width = rank, .a = ddy.get<bf16>(), .b = plain.get<bf16>(),
+                          .offsets = factor_offsets, .narrow = again.get<bf16>(), .scale = lambda, .next = counter}, nullptr);
+        expect_equal(again, narrow_b);
+        gl::low_rows({.factors = factors, .rows = rows, .width = in, .rank = rank, .from = dx.get<bf16>(), .factor = da.get<bf16>(),
+                      .offsets = factor_offsets, .low = again.get<bf16>(), .next = counter}, nullptr);
+        expect_equal(again, plain);
+        EXPECT_EQ(next.download<int>()[0], 0);
+    }
+
     const ref::Layer<double> layer{.dims = dims, .offsets = offsets, .gather = {}, .weight = weight, .bias = {},
                                    .row_scale = {},
                                    .adapter = {.rank = rank, .scale = lambda, .shared = shared, .a = a, .b = b}};

@@ -54,6 +54,28 @@ void compare(const Data& data, gl::Clusters clusters, bool portable = false) {
     EXPECT_LT(relative_error(download_bf16(dx), want_dx), 3e-3);
 }
 
+/// Plain rows, dealt out by `next` or beforehand.
+struct Products {
+    const Data& data;
+    DeviceBuffer offsets = DeviceBuffer::of(data.offsets), x = upload_bf16(data.x), dy = upload_bf16(data.dy), weight = upload_bf16(data.weight);
+
+    std::vector<std::uint16_t> run(gl::Clusters clusters, int* next, cudaStream_t stream = nullptr) const {
+        DeviceBuffer y = poisoned(data.dy.size() * 2), dx = poisoned(data.x.size() * 2);
+        moeplan::kernels::check(cudaDeviceSynchronize(), "poison");
+        gl::forward({.dims = data.dims, .x = x.get<bf16>(), .x_rows = data.dims.rows, .weight = weight.get<bf16>(),
+                     .offsets = offsets.get<int>(), .y = y.get<bf16>(), .clusters = clusters, .next = next},
+                    stream);
+        gl::input_gradient({.dims = data.dims, .dy = dy.get<bf16>(), .dy_rows = data.dims.rows, .weight = weight.get<bf16>(),
+                            .offsets = offsets.get<int>(), .dx = dx.get<bf16>(), .clusters = clusters, .next = next},
+                           stream);
+        moeplan::kernels::check(cudaStreamSynchronize(stream), "products");
+        auto both = y.download<std::uint16_t>();
+        const auto back = dx.download<std::uint16_t>();
+        both.insert(both.end(), back.begin(), back.end());
+        return both;
+    }
+};
+
 } // namespace
 
 TEST(GroupedLinearCuda, equals_the_reference_for_ragged_experts) {
@@ -71,6 +93,42 @@ TEST(GroupedLinearCuda, the_portable_form_equals_the_reference_for_ragged_expert
     compare({{0, 0, 513, 0}, 64, 256}, gl::Clusters::automatic, true); // all tokens on one expert
     compare({{3, 2}, 2880, 96}, gl::Clusters::automatic, true);
     compare({{300}, 8, 8}, gl::Clusters::automatic, true); // far below a tile either way
+}
+
+TEST(GroupedLinearCuda, a_tile_has_the_same_bits_whoever_computes_it_and_the_counter_ends_at_zero) {
+    MOEPLAN_NEEDS_GPU();
+    const std::vector<std::vector<int>> loads{{0, 1, 7, 127, 129, 0, 40}, {0, 0, 513, 0}, {0, 0, 0}, std::vector<int>(200, 3), {700, 1300}};
+    const auto next = DeviceBuffer::of(std::vector<int>{0});
+    for (const auto& load : loads)
+        for (const auto& [in, out] : {std::pair{136, 264}, std::pair{64, 1536}, std::pair{8, 8}, std::pair{1024, 320}}) {
+            const Data data(load, in, out);
+            const Products products{data};
+            for (const auto clusters : {gl::Clusters::single, gl::Clusters::pairs}) {
+                const auto want = products.run(clusters, nullptr);
+                for (int replay = 0; replay < 5; ++replay) ASSERT_EQ(products.run(clusters, next.get<int>()), want);
+                ASSERT_EQ(next.download<int>()[0], 0);
+            }
+        }
+}
+
+TEST(GroupedLinearCuda, dealt_out_gathered_rows_have_the_same_bits) {
+    MOEPLAN_NEEDS_GPU();
+    const Data data({5, 0, 130, 300}, 200, 2 * 264);
+    const auto offsets = DeviceBuffer::of(data.offsets), gather = DeviceBuffer::of(data.gather), next = DeviceBuffer::of(std::vector<int>{0});
+    const auto x = upload_bf16(data.x), weight = upload_bf16(data.weight);
+    for (const auto clusters : {gl::Clusters::single, gl::Clusters::pairs}) {
+        std::vector<std::uint16_t> want;
+        for (int* counter : {static_cast<int*>(nullptr), next.get<int>(), next.get<int>()}) {
+            DeviceBuffer y = poisoned(data.dy.size());
+            gl::gated_forward({.dims = data.dims, .x = x.get<bf16>(), .x_rows = data.dims.rows, .gather = gather.get<int>(),
+                               .weight = weight.get<bf16>(), .offsets = offsets.get<int>(), .y = y.get<bf16>(), .clusters = clusters, .next = counter},
+                              nullptr);
+            const auto got = y.download<std::uint16_t>();
+            if (counter == nullptr) want = got;
+            EXPECT_EQ(got, want);
+        }
+        EXPECT_EQ(next.download<int>()[0], 0);
+    }
 }
 
 TEST(GroupedLinearCuda, replays_are_bit_equal) {
@@ -96,12 +154,13 @@ TEST(GroupedLinearCuda, a_captured_graph_follows_new_counts) {
     DeviceBuffer offsets = DeviceBuffer::of(data.offsets);
     const auto x = upload_bf16(data.x), weight = upload_bf16(data.weight);
     DeviceBuffer y = poisoned(data.dy.size() * 2);
+    const auto next = DeviceBuffer::of(std::vector<int>{0});
     moeplan::kernels::Stream stream;
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     moeplan::kernels::check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "begin capture");
     gl::forward({.dims = data.dims, .x = x.get<bf16>(), .x_rows = 64, .weight = weight.get<bf16>(),
-                 .offsets = offsets.get<int>(), .y = y.get<bf16>()},
+                 .offsets = offsets.get<int>(), .y = y.get<bf16>(), .next = next.get<int>()},
                 stream.get());
     moeplan::kernels::check(cudaStreamEndCapture(stream.get(), &graph), "end capture");
     moeplan::kernels::check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
