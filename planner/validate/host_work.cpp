@@ -14,10 +14,10 @@ bool is_expert_call(const BlockNode& node) {
 }
 
 /// Calls that a loop over experts makes of one.
-double experts_of(const BlockNode& node) {
+double experts_of(const BlockNode& node, double otherwise = 1) {
   const auto* call = std::get_if<OpCall>(&node.call);
   const auto* product = call ? std::get_if<op::GroupedLinear>(&call->op) : nullptr;
-  return product ? static_cast<double>(product->experts) : 1;
+  return product ? static_cast<double>(product->experts) : otherwise;
 }
 
 }  // namespace
@@ -36,8 +36,9 @@ HostSeconds host_seconds(const Program& program, const Runtime& runtime, const H
     const auto it = runtime.traffic.find(name);
     return it == runtime.traffic.end() ? 1.0 : it->second;
   };
-  const double of_call = runtime.host_call.value * (work.narrow ? factor("narrow_host") : 1);
+  const double of_call = runtime.host_call.value;
   const double of_expert_call = of_call * factor("expert_host");
+  const double one_by_one = runtime.traffic.contains("narrow_expert") ? factor("narrow_expert") : 0;
   const bool looped = runtime.traffic.contains("looped_experts");
   HostSeconds out;
   for (const Slot& s : program.slots) {
@@ -46,7 +47,8 @@ HostSeconds host_seconds(const Program& program, const Runtime& runtime, const H
       for (const BlockNode& node : forward ? block.forward : block.backward) {
         const bool expert = is_expert_call(node);
         if (!expert && work.graphs != Graphs::none) continue;
-        const double each = (expert ? of_expert_call : of_call) * (looped ? experts_of(node) : 1);
+        double each = (expert ? of_expert_call : of_call) * (looped ? experts_of(node) : 1);
+        if (work.narrow) each += of_call * one_by_one * experts_of(node, 0);
         out.all += each;
         if (expert && forward && work.reads_counts) out.behind_counts += each;
       }

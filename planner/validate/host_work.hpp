@@ -6,6 +6,8 @@
 /// operations); an expert layer's dispatch, permutation and products take `Runtime::traffic["expert_host"]` times as
 /// long. A step of m micro-batches on p stages takes at least host x (m + p - 1) and the optimizer; with
 /// CUDA_LAUNCH_BLOCKING=1, which makes the host wait for each kernel, host and device take turns and the two add up.
+/// In fp8 and fp4 the experts' products are cast and issued expert by expert: `traffic["narrow_expert"]` of a call more for
+/// each of a rank's experts (Transformer Engine).
 ///
 /// Where no token is dropped, the host reads the experts' counts back in each layer's forward pass. It has waited for
 /// the device to get there, so the device has nothing to do while the host issues what follows, the experts' calls:

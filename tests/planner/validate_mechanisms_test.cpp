@@ -69,6 +69,7 @@ TEST(HostWork, LeavesTheDeviceIdleBehindTheCountsUnlessTokensAreDropped) {
 
 TEST(HostWork, CountsAnExpertsCallAsLongAsTheRuntimeSays) {
   Case c = convert(row_of({}), library());
+  c.problem.runtime.traffic.erase("narrow_expert");
   c.problem.runtime.traffic["expert_host"] = 1;
   const Program program = lower_unverified(c.problem, c.plan, 0);
   const HostSeconds alike = host_seconds(program, c.problem.runtime, c.host);
@@ -76,6 +77,17 @@ TEST(HostWork, CountsAnExpertsCallAsLongAsTheRuntimeSays) {
   const HostSeconds longer = host_seconds(program, c.problem.runtime, c.host);
   EXPECT_NEAR(longer.behind_counts, 3 * alike.behind_counts, 1e-12);
   EXPECT_LT(longer.all, 3 * alike.all);
+}
+
+// Products in fp8 are cast and issued expert by expert: two in the forward pass of each of 48 layers.
+TEST(HostWork, GrowsWithTheExpertsOfARankInNarrowTypes) {
+  const auto behind = [](int ep, const char* precision) {
+    const Case c = convert(row_of({{"ep", ep}, {"precision", precision}}), library());
+    return host_seconds(lower_unverified(c.problem, c.plan, 0), c.problem.runtime, c.host).behind_counts;
+  };
+  constexpr double each = 0.345 * 142e-6;
+  EXPECT_NEAR(behind(4, "mxfp8") - behind(8, "mxfp8"), 48 * 2 * (32 - 16) * each, 1e-9);
+  EXPECT_EQ(behind(4, "bf16"), behind(8, "bf16"));
 }
 
 TEST(HostWork, AddsUpWhereEachKernelIsWaitedFor) {
