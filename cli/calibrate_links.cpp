@@ -56,7 +56,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
   for (const ProfileSample& s : samples) std::erase_if(profile.samples, [&](const ProfileSample& old) { return old.key == s.key; });
   profile.samples.insert(profile.samples.end(), samples.begin(), samples.end());
   std::sort(profile.samples.begin(), profile.samples.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
-  profile.source += fmt::format("moeplan calibrate --links {}: the slowest rank's medians of {} batches, from the call to its end; delays of {} beside one", o.ranks, samples.front().count, key(product_of(o.backend), Pass::forward, {}));
+  profile.source += fmt::format("moeplan calibrate --links {}, groups of neighbours at once: the slowest rank's medians of {} batches, from the call to its end; delays of {} beside one", o.ranks, samples.front().count, key(product_of(o.backend), Pass::forward, {}));
   files.write(o.output, to_json(profile).dump(1) + "\n");
   files.done();
   Output out;
@@ -71,8 +71,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
   std::vector<std::vector<std::string>> beside;
   Json costs = Json::array();
   for (const LinkSamples::Share& s : measured.shares()) {
-    if (s.ranks != o.ranks) continue;
-    beside.push_back({s.collective, percent(s.share)});
+    beside.push_back({s.collective, std::to_string(s.ranks), percent(s.share)});
     costs.push_back({{"collective", s.collective}, {"ranks", s.ranks}, {"of_computing", s.share}});
   }
   if (context.json) {
@@ -81,7 +80,7 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
   }
   out.text = heading(context, fmt::format("{} ranks on {}: seconds = latency + payload / rate", o.ranks, opened.device)) + "\n" +
              table({{"collective"}, {"ranks", true}, {"latency", true}, {"rate", true}, {"worst error", true}}, rows) + "\n" +
-             heading(context, "what computing beside a call loses while it runs") + "\n" + table({{"collective"}, {"share", true}}, beside);
+             heading(context, "what computing beside a call loses while it runs") + "\n" + table({{"collective"}, {"ranks", true}, {"share", true}}, beside);
   return out;
 }
 
@@ -97,10 +96,9 @@ Output calibrate_links(const Context& context, const LinksOptions& o) {
   const OpenBackend current = open_backend(o.backend, false, job->place.local_rank);   // the device on which the world is opened
   return run_job(*job, kLimit, transport_of(o.backend), [&](Communicator& world, Progress&) {
     const OpenBackend opened = open_backend(o.backend, false, job->place.local_rank);   // which leaves another one current
-    std::vector<ProfileSample> samples = time_links(world, *opened.backend, sizes);
     std::int64_t payload = sizes.least_bytes;
     while (4 * payload <= std::min(kBeside, sizes.most_bytes)) payload *= 4;
-    for (ProfileSample& s : time_delays(world, *opened.backend, samples, {.product = {product_of(o.backend), Pass::forward, {}}, .bytes = payload})) samples.push_back(std::move(s));
+    std::vector<ProfileSample> samples = time_groups(world, *opened.backend, sizes, {.product = {product_of(o.backend), Pass::forward, {}}, .bytes = payload});
     return world.rank() == 0 ? write_profile(context, o, opened, std::move(samples)) : Output{};
   });
 }

@@ -137,6 +137,19 @@ std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, co
   return out;
 }
 
+std::vector<ProfileSample> time_groups(Communicator& world, Backend& backend, const LinkOptions& options, const DelayOptions& delays) {
+  std::vector<ProfileSample> out;
+  const auto add = [&](Communicator& group) {
+    std::vector<ProfileSample> alone = time_links(group, backend, options), beside;
+    if (delays.bytes > 0) beside = time_delays(group, backend, alone, delays);
+    for (auto* const each : {&alone, &beside}) out.insert(out.end(), each->begin(), each->end());
+  };
+  for (int ranks = 2; ranks < world.size(); ranks *= 2)
+    if (world.size() % ranks == 0) add(*world.split(world.rank() / ranks, world.rank(), fmt::format("of{}", ranks)));
+  add(world);
+  return out;
+}
+
 std::vector<LinkFit> fit_links(const std::vector<ProfileSample>& samples) {
   std::map<std::pair<std::string, std::int64_t>, std::vector<std::pair<double, double>>> of;   // payload, seconds
   for (const ProfileSample& s : samples)

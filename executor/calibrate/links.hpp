@@ -34,6 +34,10 @@ struct DelayOptions {
 /// "delay all_gather payload=67108864 ranks=2", the median; the slowest rank's times. Where a call blocks (threads) its delay is all of it.
 [[nodiscard]] std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, const std::vector<ProfileSample>& alone, const DelayOptions& options);
 
+/// Both of `world` and of its halves, quarters and so on down to pairs, where that many ranks divide it: neighbours, all groups of a size at once as in a
+/// step, each with its figures. `delays.bytes` 0: no delays.
+[[nodiscard]] std::vector<ProfileSample> time_groups(Communicator& world, Backend& backend, const LinkOptions& options, const DelayOptions& delays);
+
 /// Latency and rate of one collective, by least squares of relative errors over its samples: seconds = latency + payload / rate.
 struct LinkFit {
   std::string collective;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/error.hpp"
 #include "kernels/row_runs.hpp"
@@ -220,13 +221,21 @@ double Links::message_latency(std::size_t tier) const {
   return (kBase[kSimple].ring + hop(hops_of(tier_[tier].kind), kSimple, false, tier_[tier].latency * 1e6)) * 1e-6;
 }
 
-/// Measured between ranks of one host, each with as many rows for every other: longer for the busiest rank, and beside compute.
+/// Samples are of neighbours: they hold within a domain wherever its ranks are, and beyond it for as many consecutive ranks.
+bool Links::lies_as_measured(GroupShape group) const {
+  const double n = static_cast<double>(group.size);
+  return samples_ && group.size > 1 && (members(group)[0] >= n || (group.stride == 1 && n > tier_[0].span));
+}
+
+/// Measured with as many rows for every other rank: longer for the busiest, and beside compute.
 std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, double skew) const {
   const std::string name = sampled_as(call.collective);
   const double n = static_cast<double>(group.size);
-  if (!samples_ || name.empty() || members(group)[0] < n) return std::nullopt;
+  if (!lies_as_measured(group) || name.empty()) return std::nullopt;
   const bool rows = call.collective == Collective::dispatch || call.collective == Collective::combine;
-  const double payload = rows ? bytes(call, group)[0] * n / (n - 1) * std::max(1.0, skew) : static_cast<double>(call.payload.value);
+  const TierBytes sent = bytes(call, group);
+  if (rows && deduplicated_ && sent[0] < std::accumulate(sent.begin(), sent.end(), 0.0)) return std::nullopt;   // hop by hop, which was not measured
+  const double payload = rows ? std::accumulate(sent.begin(), sent.end(), 0.0) * n / (n - 1) * std::max(1.0, skew) : static_cast<double>(call.payload.value);
   const auto known = samples_->time(name, group.size, payload);
   if (!known) return std::nullopt;
   double time = known->seconds;
@@ -312,7 +321,7 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
 
 Estimate Links::host_wait(GroupShape group) const {
   const auto m = members(group);
-  if (samples_ && group.size > 1 && m[0] >= static_cast<double>(group.size))
+  if (lies_as_measured(group))
     if (const auto known = samples_->time("counts", group.size, 0)) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
   double latency = 0;
   for (std::size_t t = 0; t < tiers_; ++t)

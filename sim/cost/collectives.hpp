@@ -41,8 +41,8 @@ inline constexpr double kHostLinkShare = 0.87;
 /// Prices communication calls; built once per problem, const and thread-safe afterwards.
 class Links {
  public:
-  /// `places`: where the experts of dispatch and combine lie. With a profile of this device, calls that it has measured over as many ranks of one
-  /// innermost domain take their measured time.
+  /// `places`: where the experts of dispatch and combine lie. With a profile of this device, calls that it has measured over as many ranks, of one
+  /// innermost domain or consecutive ones beyond it, take their measured time.
   explicit Links(const ClusterSpec& cluster, const Runtime& runtime = {}, const ExpertPlaces& places = {}, const DeviceProfile& profile = {});
 
   /// The same links where experts lie elsewhere.
@@ -77,6 +77,7 @@ class Links {
     double span, bandwidth, collective_rate, exchange_rate, in_network_rate, latency, dispatch_latency, channels, send_channels;
   };
   [[nodiscard]] double collective(Collective op, double payload, GroupShape group) const;
+  [[nodiscard]] bool lies_as_measured(GroupShape group) const;
   [[nodiscard]] std::optional<Estimate> measured(const CommCall& call, GroupShape group, double skew) const;
   [[nodiscard]] double ordering(const CommCall& call, GroupShape group, double skew) const;
   /// Seconds before a message's first byte arrives (NCCL Simple, one hop).

@@ -1,5 +1,5 @@
 #pragma once
-/// Measured times of communication calls between the ranks of one host (`calibrate --links`, executor/calibrate/links.hpp), as a profile holds
+/// Measured times of communication calls between neighbours (`calibrate --links`, executor/calibrate/links.hpp), as a profile holds
 /// them: "all_gather payload=1048576 ranks=2", and "counts payload=512 ranks=2" for the exchange of the experts' counts over the host. And how long one of
 /// them holds up what is computed beside it: "delay all_gather payload=67108864 ranks=2".
 

@@ -118,5 +118,24 @@ TEST(LinkSamples, a_call_lends_what_was_measured_on_its_tier_and_else_what_its_c
   EXPECT_DOUBLE_EQ(Links(wide, copies, {}, with_delays(other)).lent(gather, {8, 1}), 24.0 / 132);
 }
 
+// 32 consecutive ranks fill four nodes, as those that were measured; every second of 64 does not.
+TEST(LinkSamples, over_several_domains_they_hold_for_as_many_consecutive_ranks) {
+  const ClusterSpec wide = load_cluster(kConfigs, "64xh200");
+  DeviceProfile p{.name = "links", .driver = {}, .date = "2026-12-01", .source = {}, .device = wide.device, .samples = {}};
+  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"all_gather payload=1000000 ranks=32", 700}, {"dispatch payload=1000 ranks=32", 100}, {"dispatch payload=4001000 ranks=32", 900}, {"counts payload=512 ranks=32", 250}})
+    p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 7});
+  Runtime copies;
+  copies.deduplicated_dispatch = false;
+  const Links links(wide, copies, {}, p), once(wide, {}, {}, p), formula(wide, copies), formula_once(wide);
+  const CommCall gather{.collective = Collective::all_gather, .payload = {1000000}}, rows{.collective = Collective::dispatch, .group = Group::expert, .payload = {2001000}, .rows = 100, .tokens = 50, .experts = 64};
+  EXPECT_DOUBLE_EQ(links.price(gather, {32, 1}).median.value, 700e-6);
+  EXPECT_EQ(links.price(gather, {32, 1}).basis, Basis::measured);
+  EXPECT_EQ(links.price(gather, {32, 2}).median, formula.price(gather, {32, 2}).median);
+  EXPECT_EQ(links.price(gather, {16, 1}).median, formula.price(gather, {16, 1}).median) << "not measured";
+  EXPECT_NEAR(links.price(rows, {32, 1}).median.value, 500e-6, 1e-9);
+  EXPECT_EQ(once.price(rows, {32, 1}).median, formula_once.price(rows, {32, 1}).median) << "tokens go once, hop by hop";
+  EXPECT_DOUBLE_EQ(links.host_wait({32, 1}).median.value, 250e-6);
+}
+
 }  // namespace
 }  // namespace moeplan

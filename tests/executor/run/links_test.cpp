@@ -51,5 +51,19 @@ TEST(Links, products_are_timed_with_and_without_calls_beside_them_and_all_ranks_
   EXPECT_TRUE(fit_links(of[0]).empty()) << "delays are no times of calls";
 }
 
+TEST(Links, all_groups_of_neighbours_are_timed_that_divide_the_ranks) {
+  std::vector<std::vector<ProfileSample>> of(6);
+  run_ranks(6, [&](Communicator& c) {
+    const auto backend = cpu_backend(CpuStorage::as_planned);
+    of[static_cast<std::size_t>(c.rank())] = time_groups(c, *backend, {.least_bytes = 1 << 10, .most_bytes = 1 << 10, .batches = 1}, {.product = {op::Linear{.tokens = 8, .in = 16, .out = 16}, Pass::forward, {}}, .bytes = 1 << 10, .calls = {1e-4}, .batches = 1});
+  });
+  ASSERT_EQ(of[0].size(), 2 * (1 + 2 * 5u)) << "of two and of six: counts, five collectives and their delays";
+  EXPECT_EQ(of[0], of[1]);
+  EXPECT_EQ(of[0][1].key, "all_gather payload=1024 ranks=2");
+  EXPECT_EQ(of[0][12].key, "all_gather payload=1020 ranks=6") << "a whole number of bf16 for each";
+  EXPECT_EQ(of[0].back().key, "delay send_receive payload=1020 ranks=6");
+  for (std::size_t i = 0; i < of[0].size(); ++i) EXPECT_EQ(of[0][i].key, of[5][i].key);
+}
+
 }  // namespace
 }  // namespace moeplan
