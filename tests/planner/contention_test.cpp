@@ -164,6 +164,24 @@ TEST(Measured, WhatComputingLosesComesFromTheProfileInBothRoads) {
   EXPECT_NEAR(forecast(none, plan).step.value, alone, 1e-3 * alone);
 }
 
+// The same of exchanges in pieces, which a schedule lays under experts, and of passes side by side.
+TEST(Measured, PiecesAndPassesSideBySideLoseWhatWasMeasured) {
+  for (const Schedule schedule : {Schedule::one_forward_one_backward, Schedule::expert_overlap}) {
+    Problem p = problem("deepseek-v2-lite", 16, Training::lora);
+    Plan plan = a_plan(p, {.ep = 8, .dp_replicate = 16, .dp_shard = 1});
+    plan.recompute = Recompute::selective;
+    plan.schedule = schedule;
+    plan.experts.chunks = 3;
+    const double channels = engine(p, plan, true);
+    p.profile.device.name = p.cluster.device.name;
+    p.profile.samples.push_back({.key = "dispatch payload=1024 ranks=8", .median = {1e-3}, .spread = 0, .count = 5});
+    p.profile.samples.push_back({.key = "delay dispatch payload=1024 ranks=8", .median = {0.6e-3}, .spread = 0, .count = 5});
+    const double alone = engine(p, plan, false), beside = engine(p, plan, true), planned = forecast(p, plan).step.value;
+    EXPECT_GT(beside, 1.02 * channels) << "0.6 of computing, not 32 of 132 multiprocessors";
+    EXPECT_NEAR(planned, beside, 0.02 * (beside - alone)) << int(schedule) << " alone " << alone;
+  }
+}
+
 struct Point {
   const char* name;
   const char* model;
