@@ -16,6 +16,7 @@
 
 #include "kernels/grouped_linear/gemm_kernel.cuh"
 #include "kernels/grouped_linear/host_checks.hpp"
+#include "kernels/grouped_linear/pairs.hpp"
 
 namespace moeplan::kernels::grouped_linear::packed {
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ std::uint32_t times(std::uint32_t a, std::uint32_t b)
 template <class F, bool few>
 struct Blocks {
     static constexpr int on_one = few ? 2 : 1;
-    static constexpr int most = few ? 32 : tile_tokens;
+    static constexpr int most = few ? few_tokens : tile_tokens;
     static constexpr int stages = few ? 3 : F::stages;
     static constexpr int threads = few ? 256 + 64 : kernel_threads;
     static constexpr int token_part = most * 64 * 2; // tokens of 64 of the contraction
@@ -223,7 +224,7 @@ void launch_blocks(const Maps& maps, const Problem& problem, const Weights& weig
 template <class F>
 void launch_packed(const Maps& maps, const Problem& problem, const Weights& weights, const Dims& d, cudaStream_t stream) {
     if constexpr (F::few)
-        if (d.rows <= static_cast<std::int64_t>(Blocks<F, true>::most) * d.experts) return launch_blocks<F, true>(maps, problem, weights, describe(d), stream);
+        if (takes_few(d.rows, d.experts)) return launch_blocks<F, true>(maps, problem, weights, describe(d), stream);
     launch_blocks<F, false>(maps, problem, weights, describe(d), stream);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// When blocks of `grouped_linear` work in pairs: shared by the kernels' host side and by what prices them (sim/cost).
+/// How blocks of `grouped_linear` work, by the mean rows of an expert: shared by the kernels' host side and by what prices them (sim/cost).
 
 #include <cstdint>
 
@@ -11,5 +11,9 @@ namespace moeplan::kernels::grouped_linear {
 [[nodiscard]] constexpr bool takes_pairs(std::int64_t rows, std::int64_t experts) {
   return rows > 160 * experts && rows <= 512 * experts;
 }
+
+/// MXFP4 experts of so few rows are computed in tiles of as many, by two blocks a multiprocessor (packed_kernel.cuh).
+inline constexpr int few_tokens = 32;
+[[nodiscard]] constexpr bool takes_few(std::int64_t rows, std::int64_t experts) { return rows <= few_tokens * experts; }
 
 }  // namespace moeplan::kernels::grouped_linear

@@ -7,7 +7,6 @@
 
 #include "kernels/grouped_linear/pairs.hpp"
 #include "kernels/grouped_linear/scratch.hpp"
-#include "kernels/grouped_linear/tile_schedule.hpp"
 
 namespace moeplan {
 namespace {
@@ -21,7 +20,7 @@ constexpr double kMostRows = 65536;
 /// multiples of this.
 constexpr double kCommon = 8;
 
-double tiles(double n) { return std::max(1.0, std::ceil(n / grouped::tile_tokens)); }
+double tiles(double n, int tile = grouped::tile_tokens) { return std::max(1.0, std::ceil(n / tile)); }
 bool in_pairs(double rows) { return grouped::takes_pairs(std::llround(rows), 1); }
 
 }  // namespace
@@ -29,11 +28,13 @@ bool in_pairs(double rows) { return grouped::takes_pairs(std::llround(rows), 1);
 double ExpertCurve::at(double n) const {
   if (n < 1) return n * seconds.front();
   if (n <= rows.front()) return seconds.front();
-  if (n >= rows.back()) return seconds.back() * n / rows.back();
+  if (n >= rows.back())
+    return seconds.back() *
+           (tile < grouped::tile_tokens ? tiles(n, tile) / tiles(rows.back(), tile) : n / rows.back());
   const auto between = [&](std::size_t i, double share) { return (1 - share) * seconds[i - 1] + share * seconds[i]; };
   const auto after =
       static_cast<std::size_t>(std::upper_bound(rows.begin(), rows.end(), n) - rows.begin());  // at least 1, and within
-  const double mine = tiles(n), below = tiles(rows[after - 1]), above = tiles(rows[after]);
+  const double mine = tiles(n, tile), below = tiles(rows[after - 1], tile), above = tiles(rows[after], tile);
   if (below == mine && above == mine) return between(after, (n - rows[after - 1]) / (rows[after] - rows[after - 1]));
   if (below == mine) return seconds[after - 1];
   if (above == mine) return seconds[after];
@@ -54,12 +55,13 @@ ExpertCurve expert_curve(const op::GroupedLinear& experts, Wants wants, const Ut
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
 
-  const std::optional<bool> pairs = grouped::reads_packed(experts)
-                                        ? std::nullopt
-                                        : std::optional(grouped::takes_pairs(experts.rows, experts.experts));
+  const bool packed = grouped::reads_packed(experts), four_bits = packed && experts.weight == DType::mxfp4;
+  const bool few = four_bits && grouped::takes_few(experts.rows, experts.experts);
+  const bool pairs = grouped::takes_pairs(experts.rows, experts.experts);
   const auto works_so = [&](double n) {
-    return !pairs || tiles(n) == 1 || in_pairs(n) == *pairs;
-  };  // one tile is shared by nobody
+    if (four_bits) return few == (n <= grouped::few_tokens);
+    return packed || tiles(n) == 1 || in_pairs(n) == pairs;  // one tile is shared by nobody
+  };
   std::vector<UtilisationTable::Answer> known;
   std::vector<double> exact;
   for (const double n : rows) {
@@ -78,6 +80,7 @@ ExpertCurve expert_curve(const op::GroupedLinear& experts, Wants wants, const Ut
   };
   const auto curve_of = [&](const auto& counts) {
     ExpertCurve out;
+    if (few) out.tile = grouped::few_tokens;
     op::GroupedLinear alike = experts;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (!counts(i)) continue;

@@ -7,11 +7,12 @@
 /// (kernels/grouped_linear/tile_schedule.hpp). Blocks work in pairs where the mean rows say so (`takes_pairs`), and
 /// then two tiles take hardly longer than one: 448 experts of 3584 x 6144 take 5.5 ms with 128 rows each, 10.6 with 144
 /// (alone), 7.8 with 192 and 256, 13.1 with 320 and 384 (pairs; one H200). So a curve holds for one way of working,
-/// whatever the rows of a single expert.
+/// whatever the rows of a single expert. MXFP4 experts of few rows on average (`takes_few`) have tiles of 32 instead.
 
 #include <functional>
 #include <vector>
 
+#include "kernels/grouped_linear/tile_schedule.hpp"
 #include "sim/cost/utilisation.hpp"
 
 namespace moeplan {
@@ -21,10 +22,11 @@ struct ExpertCurve {
   std::vector<double> rows, seconds;
   std::vector<const UtilisationTable::Sample*>
       sample;            ///< that with just these rows and as many experts, if there is one
+  int tile = kernels::grouped_linear::tile_tokens;
   bool foreign = false;  ///< some of it follows from other types or gradients
 
   /// Between measured rows of as many tiles a straight line, held beyond them; with so many tiles as no sample has,
-  /// straight over tiles; beyond the last as many times longer. Below one row: as often as there is one.
+  /// straight over tiles; beyond the last as many times longer (tiles of 32: as many times as it has tiles more). Below one row: as often as there is one.
   [[nodiscard]] double at(double n) const;
   [[nodiscard]] const UtilisationTable::Sample* measured(double n) const;
 };

@@ -72,7 +72,7 @@ struct Prices::Tables {
   /// A grouped product in all but its rows.
   using Shape = std::tuple<std::array<float, CallShape::kFields>, std::array<std::uint8_t, CallShape::kFields>, bool, bool, Pass>;
   mutable std::mutex guard;   ///< of what follows from the samples and is kept because a search asks often
-  mutable std::map<std::pair<Shape, bool>, ExpertCurve> curves;   ///< bool: in pairs
+  mutable std::map<std::tuple<Shape, bool, bool>, ExpertCurve> curves;   ///< in pairs, of few rows
 
   [[nodiscard]] static Shape shape_without_rows(const op::GroupedLinear& op, Wants wants, Pass pass) {
     const CallShape s = shape_of_rows(op, wants, 0);
@@ -284,7 +284,7 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
   const UtilisationTable& table = tables_->of[call.op.index()][static_cast<std::size_t>(call.pass)];
   const Tables::Shape shape = Tables::shape_without_rows(experts, wants, call.pass);
   const std::lock_guard lock(tables_->guard);
-  const auto [it, fresh] = tables_->curves.try_emplace({shape, kernels::grouped_linear::takes_pairs(experts.rows, experts.experts)});
+  const auto [it, fresh] = tables_->curves.try_emplace({shape, kernels::grouped_linear::takes_pairs(experts.rows, experts.experts), kernels::grouped_linear::takes_few(experts.rows, experts.experts)});
   if (fresh)
     it->second = expert_curve(experts, wants, table, [&](const op::GroupedLinear& alike, double utilisation) {
       const Limit l = limit_on(device_, flops(Op{alike}, call.pass, wants).value, static_cast<double>(bytes_moved(Op{alike}, call.pass, wants).value));

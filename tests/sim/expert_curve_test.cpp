@@ -47,6 +47,31 @@ TEST(ExpertCurve, is_a_staircase_of_tiles_in_the_way_that_the_mean_rows_choose) 
   EXPECT_NEAR(many.at(768), 30, 1e-6);
 }
 
+TEST(ExpertCurve, of_mxfp4_experts_with_few_rows_has_tiles_of_32) {
+  const auto stored = [](double mean) {
+    op::GroupedLinear e = experts(mean);
+    e.weight = DType::mxfp4;
+    return e;
+  };
+  UtilisationTable t;
+  for (const auto& [rows, seconds] : {std::pair{16.0, 3.0}, {32.0, 4.0}, {64.0, 6.0}, {128.0, 7.0}, {256.0, 14.0}})
+    t.add({.shape = shape_of(Op{stored(rows)}, {}), .utilisation = 1 / seconds, .seconds = seconds});
+  t.arrange();
+  const auto of = [&](double mean) {
+    return expert_curve(stored(mean), {}, t, [](const op::GroupedLinear&, double utilisation) { return 1 / utilisation; });
+  };
+  const ExpertCurve few = of(20), more = of(40);
+  EXPECT_NEAR(few.at(16), 3, 1e-6);
+  EXPECT_NEAR(few.at(32), 4, 1e-6);
+  EXPECT_NEAR(few.at(33), 8, 1e-6) << "a second tile, not the 6 of calls whose mean is 64";
+  EXPECT_NEAR(few.at(100), 16, 1e-6) << "four tiles";
+  EXPECT_NEAR(more.at(64), 6, 1e-6);
+  EXPECT_NEAR(more.at(128), 7, 1e-6) << "one tile of 128";
+  EXPECT_NEAR(more.at(16), 6, 1e-6) << "not the 3 of two blocks a multiprocessor";
+  EXPECT_EQ(more.measured(16), nullptr);
+  EXPECT_NE(few.measured(16), nullptr);
+}
+
 TEST(ExpertCurve, says_which_rows_were_measured_so) {
   const UtilisationTable t = table();
   const ExpertCurve alone = curve(t, 128), pairs = curve(t, 256);
