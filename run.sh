@@ -33,15 +33,15 @@ say "moeplan inspect kimi-k3"
 "$program" inspect kimi-k3
 say "moeplan plan kimi-k3 --cluster 128xh200"
 "$program" plan kimi-k3 --cluster 128xh200
-# What runs on any machine: a model of the same shape, planned, trained for a few steps; then its calls are timed, one by one, and what follows from
-# them stands beside what the steps took.
+# What runs on any machine: a model of the same shape, planned, trained for a few steps on whole sequences, as plans are priced for; then its calls are
+# timed, one by one, and what follows from them stands beside what the steps took.
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
 tiny=(kimi-k3-tiny --device cpu --gpus 1 --runtime cpu --workload lora-experts --rank 8 --seq 128 --global-batch 2 --micro-batch 2 --recompute none --top 1)
 say "moeplan plan kimi-k3-tiny --device cpu --gpus 1"
 "$program" plan "${tiny[@]}" -o "$here/plan.json"
-say "moeplan run plan.json --steps 8"
-"$program" run "$here/plan.json" --steps 8 -o "$here/measured.json"
+say "moeplan run plan.json --steps 8 --data random"
+"$program" run "$here/plan.json" --steps 8 --data random -o "$here/measured.json"
 say "moeplan calibrate plan.json"
 code=0
 "$program" calibrate "$here/plan.json" --samples 15 --noise 0.05 -q -o "$here/profile.json" >/dev/null || code=$?

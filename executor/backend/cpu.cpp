@@ -1,4 +1,4 @@
-/// The CPU backend: every call converts its operands to float, runs the reference, and stores what the contract writes.
+/// The CPU backend: every call converts its operands to float, runs the reference, and stores what the contract writes. Subnormal numbers count as zero.
 
 #include <fmt/format.h>
 
@@ -13,6 +13,7 @@
 #include "executor/backend/backend.hpp"
 #include "executor/backend/convert.hpp"
 #include "executor/backend/stored.hpp"
+#include "executor/backend/subnormals.hpp"
 #include "kernels/reference.hpp"
 
 namespace moeplan {
@@ -82,6 +83,7 @@ class CpuBackend final : public Backend {
   }
 
   void add(const TensorView& from, const TensorView& to, float scale) override {
+    const SubnormalsAsZero scope;
     const auto n = static_cast<std::size_t>(to.shape.elements());
     std::vector<float> a(n), b(n);
     gather(from, a);
@@ -101,6 +103,7 @@ class CpuBackend final : public Backend {
   }
 
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    const SubnormalsAsZero scope;
     const Operands contract = moeplan::operands(call.op);
     const std::size_t n = contract.size();
     std::vector<std::vector<float>> floats(2 * n);

@@ -1,5 +1,6 @@
 #include "executor/calibrate/stage.hpp"
 
+#include <algorithm>
 #include <array>
 #include <random>
 
@@ -35,6 +36,7 @@ Stage::Stage(Backend& backend, const OpCall& of) : call(of) {
       backend.fill_normal(out, 0x9E3779B97F4A7C15ull * (i + 1), o.role == Role::weight ? kWeightDeviation : kDeviation);
     } else if (filled) {
       std::vector<float> v = example_values<float>(call.op, list, i, random);
+      if (o.name == "labels") for (float& label : v) label = std::max(label, 0.0f);   // every token has one: those without take a host less
       v.resize(static_cast<std::size_t>(o.shape.elements()));
       backend.write(out, v);
     }

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
 #include "executor/calibrate/calibrate.hpp"
+#include "executor/calibrate/stage.hpp"
 
 namespace moeplan {
 namespace {
@@ -72,15 +74,57 @@ TEST(Timing, ARoutersForwardHoldsWhatAStepKeepsOfItsChoice) {
     EXPECT_EQ(three_samples(backend, call).count, 3);
     return backend.summed;
   };
-  EXPECT_EQ(summed(Pass::forward), 4) << "once before the samples, and in each";
+  EXPECT_EQ(summed(Pass::forward), 7) << "once before the samples, and before and in each";
   EXPECT_EQ(summed(Pass::backward), 0);
+}
+
+/// Addresses of the first operand of the calls between two clearings of the caches.
+TEST(Timing, AHostPerformsTheCallOnOtherOperandsBeforeEachSample) {
+  class Addresses : public Watched {
+   public:
+    std::vector<const std::byte*> at;
+    void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+      at.push_back(operands.front().data);
+      Watched::call(call, operands, gradients, context);
+    }
+  } backend;
+  EXPECT_EQ(three_samples(backend, {op::Add{.tokens = 4, .hidden = 8}, Pass::forward, {}}).count, 3);
+  ASSERT_EQ(backend.at.size(), 7u);
+  for (std::size_t i = 1; i < 7; ++i) EXPECT_EQ(backend.at[i] == backend.at[0], i % 2 == 0) << i;
+}
+
+TEST(Timing, EveryTokenHasALabel) {
+  const std::unique_ptr<Backend> backend = cpu_backend(CpuStorage::as_planned);
+  const Op loss = op::CrossEntropy{.tokens = 16, .hidden = 8, .vocabulary = 32};
+  const Stage stage(*backend, {loss, Pass::forward, {}});
+  const Operands contract = operands(loss);
+  const auto labels = std::find_if(contract.begin(), contract.end(), [](const Operand& o) { return o.name == "labels"; });
+  std::vector<float> values(16);
+  backend->read(stage.values[static_cast<std::size_t>(labels - contract.begin())], values);
+  for (const float each : values) EXPECT_TRUE(each >= 0 && each < 32) << each;
+}
+
+TEST(CpuBackend, SubnormalNumbersAreZeroInItsCallsAlone) {
+  const std::unique_ptr<Backend> backend = cpu_backend(CpuStorage::wide);
+  const Op sum = op::Add{.tokens = 1, .hidden = 2};
+  const std::array<float, 2> x{1e-39f, 2.0f}, y{0.0f, 1e-39f};
+  std::vector<Backend::Memory> memory;
+  std::vector<TensorView> views;
+  for (const Operand& o : operands(sum)) memory.push_back(backend->allocate({8}, "row")), views.push_back({memory.back().get(), backend->held(o.dtype), o.shape});
+  backend->write(views[0], x), backend->write(views[1], y);
+  backend->call({sum, Pass::forward, {}}, views, std::vector<TensorView>(views.size()), {});
+  std::array<float, 2> out{};
+  backend->read(views[2], out);
+  EXPECT_EQ(out, (std::array{0.0f, 2.0f}));
+  volatile float small = 1e-39f;
+  EXPECT_GT(small + 0.0f, 0.0f) << "as before, elsewhere";
 }
 
 TEST(Timing, AnUpdateIsTimedWithTheOtherPassesOverGradients) {
   Watched backend;
   const OpCall update{op::AdamW{.elements = 64}, Pass::forward, {}};
   EXPECT_EQ(three_samples(backend, update).key, "adamw elements=64 forward");
-  ASSERT_EQ(backend.calls.size(), 2u + 4 * 4) << "moments cleared, then once before the samples, and in each";
+  ASSERT_EQ(backend.calls.size(), 2u * 2 + 4 * 7) << "moments cleared, then once before the samples, and before and in each";
   EXPECT_EQ(std::vector<std::string>(backend.calls.end() - 4, backend.calls.end()), (std::vector<std::string>{"clear", "add", "grad_norm", "adamw"}));
 }
 
