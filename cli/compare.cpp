@@ -199,7 +199,7 @@ Output run(const Context& context, const Options& options) {
   // A rank alone, and one of several, is laid out for its bound: over the step only their peak has a prediction.
   std::vector<Pair> over_step;
   if (const Json held = file.value("memory_over_step", Json()); held.is_array() && measured && !slice && loaded.plan.parallelism.ep == 1)
-    over_step = memory_over_step(memory_timelines(simulation, served, loaded.plan).front(), predicted.step, held, measured->step, options.measured + ".memory_over_step");
+    over_step = memory_over_passes(memory_timelines(simulation, served, loaded.plan).front(), passes_end(predicted, 0), held, passes_end(*measured, 0), options.measured + ".memory_over_step");
 
   std::vector<std::pair<std::string, Pair>> by_gap;
   for (const auto& each : calls)
@@ -269,7 +269,7 @@ Output run(const Context& context, const Options& options) {
   if (over_step.empty()) return out;
   rows.clear();
   for (std::size_t i = 0; i < over_step.size(); ++i) rows.push_back({fmt::format("{} to {} %", 100 * i / over_step.size(), 100 * (i + 1) / over_step.size()), bytes(over_step[i].predicted), bytes(over_step[i].measured), error_text(over_step[i])});
-  out.text += "\n" + heading(context, "memory over the step: most in each tenth") + "\n" + table({{"of the step"}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
+  out.text += "\n" + heading(context, "memory over the passes of a step: most in each tenth") + "\n" + table({{"of them"}, {"predicted", true}, {"measured", true}, {"error", true}}, rows);
   return out;
 }
 

@@ -13,14 +13,14 @@
 namespace moeplan::cli {
 namespace {
 
-constexpr std::size_t kParts = 10;   ///< of a step
+constexpr std::size_t kParts = 10;   ///< of a step's passes
 
-/// Most of a step function in each part of [0, step): `points` by time, each holding until the next.
-std::array<double, kParts> most_in_parts(const std::vector<std::pair<Picoseconds, double>>& points, Picoseconds step) {
+/// Most of a step function in each part of [0, end): `points` by time, each holding until the next; those behind it count for the last.
+std::array<double, kParts> most_in_parts(const std::vector<std::pair<Picoseconds, double>>& points, Picoseconds end) {
   std::array<double, kParts> out{};
   for (std::size_t i = 0; i < points.size(); ++i) {
-    const auto part = [&](Picoseconds at) { return std::min(kParts - 1, static_cast<std::size_t>(static_cast<double>(kParts) * std::clamp(static_cast<double>(at) / static_cast<double>(std::max<Picoseconds>(1, step)), 0.0, 1.0))); };
-    const Picoseconds until = i + 1 < points.size() ? points[i + 1].first : step;
+    const auto part = [&](Picoseconds at) { return std::min(kParts - 1, static_cast<std::size_t>(static_cast<double>(kParts) * std::clamp(static_cast<double>(at) / static_cast<double>(std::max<Picoseconds>(1, end)), 0.0, 1.0))); };
+    const Picoseconds until = i + 1 < points.size() ? points[i + 1].first : end;
     if (until <= points[i].first && i + 1 < points.size()) continue;   // gone at once
     for (std::size_t p = part(points[i].first); p <= part(std::max(points[i].first, until - 1)); ++p) out[p] = std::max(out[p], points[i].second);
   }
@@ -79,7 +79,14 @@ Pairs expert_loads(const Problem& problem, const Plan& plan, const LoadModel& se
   return out;
 }
 
-std::vector<Pair> memory_over_step(const MemoryTimeline& predicted, Picoseconds predicted_step, const Json& measured, Picoseconds measured_step, const std::string& where) {
+Picoseconds passes_end(const StepTimeline& timeline, std::int32_t rank) {
+  Picoseconds out = 0;
+  for (const TimelineEvent& e : timeline.events)
+    if (e.rank == rank && (e.kind == Activity::forward || e.kind == Activity::backward || e.kind == Activity::recompute)) out = std::max(out, e.end());
+  return out;
+}
+
+std::vector<Pair> memory_over_passes(const MemoryTimeline& predicted, Picoseconds predicted_end, const Json& measured, Picoseconds measured_end, const std::string& where) {
   std::vector<std::pair<Picoseconds, double>> planned, seen;
   double held = 0;
   for (const MemoryChange& c : changes(predicted)) {
@@ -93,7 +100,7 @@ std::vector<Pair> memory_over_step(const MemoryTimeline& predicted, Picoseconds 
     seen.emplace_back(point["start_ps"].get<Picoseconds>(), point["bytes"].get<double>());
   }
   std::vector<Pair> out;
-  const auto a = most_in_parts(planned, predicted_step), b = most_in_parts(seen, measured_step);
+  const auto a = most_in_parts(planned, predicted_end), b = most_in_parts(seen, measured_end);
   for (std::size_t p = 0; p < kParts; ++p) out.push_back({a[p], b[p]});
   return out;
 }

@@ -33,8 +33,11 @@ using Pairs = std::map<std::string, Pair>;
 /// trace; the problem's own is drawn with the noise of a step's sequences (docs/load.md). Empty for models without experts.
 [[nodiscard]] Pairs expert_loads(const Problem& problem, const Plan& plan, const LoadModel& served);
 
-/// Most bytes in each tenth of the step, each side by its own times: rank 0 as played, and `measured`, points {"start_ps", "bytes"} that hold until the next.
-/// Throws InputError for points that are none.
-[[nodiscard]] std::vector<Pair> memory_over_step(const MemoryTimeline& predicted, Picoseconds predicted_step, const Json& measured, Picoseconds measured_step, const std::string& where);
+/// When a rank's last pass ends: behind it come the update and what else a step does once.
+[[nodiscard]] Picoseconds passes_end(const StepTimeline& timeline, std::int32_t rank);
+
+/// Most bytes in each tenth of a step's passes, each side by its own times up to its `passes_end`: rank 0 as played, and `measured`, points {"start_ps", "bytes"} that hold until the
+/// next. Throws InputError for points that are none.
+[[nodiscard]] std::vector<Pair> memory_over_passes(const MemoryTimeline& predicted, Picoseconds predicted_end, const Json& measured, Picoseconds measured_end, const std::string& where);
 
 }  // namespace moeplan::cli

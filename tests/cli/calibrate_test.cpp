@@ -69,6 +69,13 @@ TEST_F(Calibrate, MeasuresEveryCallOfAPlanAndPlanningThenSaysMeasured) {
   const Json tenths = Json::parse(odd.out).at("memory_over_step");
   EXPECT_EQ(tenths.at(9).at("measured"), 1e15);
   EXPECT_LT(tenths.at(8).at("measured").get<double>(), 1e15);
+  // What comes behind the passes, the update, is none of them.
+  Json longer = load_json(file("measured.json"));
+  longer["timeline"]["step"] = 10 * longer["timeline"]["step"].get<std::int64_t>();
+  write_text_file(file("longer.json"), longer.dump());
+  const Finished same = moeplan({"compare", file("measured_plan.json"), file("longer.json"), "--json"});
+  ASSERT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_EQ(Json::parse(same.out).at("memory_over_step"), gap.at("memory_over_step"));
   // Counts that are no numbers come from no run.
   Json counted = load_json(file("measured.json"));
   counted["steps"][1]["expert_tokens"].begin().value()[0] = "many";
