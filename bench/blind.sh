@@ -1,5 +1,5 @@
 #!/bin/bash
-# The second and third set of plans that no calibration used (bench/results/blind_h200.md; 17 to 24 are the third), on one H200. FROM: the first of them, 1 if not given.
+# The second, third and fourth set of plans that no calibration used (bench/results/blind_h200.md; 17 to 24 are the third, from 25 on the fourth), on one H200. FROM: the first of them, 1 if not given.
 #   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]    before the run: FOLDER/NN.json
 #   bench/blind.sh run MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]     FOLDER/NN.measured.json
 #   bench/blind.sh compare MOEPLAN FOLDER K3_OF_4_LAYERS [FROM] FOLDER/NN.compare.json
@@ -41,3 +41,11 @@ each gpt-oss-20b 1 5888 selective --targets attention,experts --rank 40
 each gpt-oss-20b 2 3840 full
 each "$k3" 1 5888 full --targets attention,shared --rank 24
 each "$k3" 2 1152 none --targets attention,dense --rank 4
+each kimi-linear-48b-a3b 1 4864 full --targets attention,shared --rank 56
+each qwen3-30b-a3b 1 6016 full --targets attention,experts --rank 72
+each qwen3-30b-a3b 3 2176 selective --targets attention --rank 20
+each gpt-oss-20b 1 6272 full
+each gpt-oss-20b 2 2944 selective --targets attention,experts --rank 80
+each gpt-oss-20b 3 2432 none
+each "$k3" 1 4352 full --targets attention,shared --rank 36
+each deepseek-v2-lite 2 3200 none

@@ -123,13 +123,14 @@ PowerBound bounds_of(const OpCall& call, const DeviceSpec& device) {
           static_cast<double>(bytes_moved(call.op, call.pass, wants).value) / device.memory_bandwidth.value};
 }
 
-/// Operator, pass, type of its weights, bound by products.
-using Kind = std::tuple<std::size_t, Pass, DType, bool>;
+/// Operator, pass, type of its weights, attention to a window, bound by products.
+using Kind = std::tuple<std::size_t, Pass, DType, bool, bool>;
 Kind kind_of(const OpCall& call, const DeviceSpec& device) {
   DType weight = DType::bf16;
   if (const auto* l = std::get_if<op::Linear>(&call.op)) weight = l->weight;
   if (const auto* g = std::get_if<op::GroupedLinear>(&call.op)) weight = g->weight;
-  return {call.op.index(), call.pass, weight, bounds_of(call, device).by_products()};
+  const auto* attention = std::get_if<op::Attention>(&call.op);
+  return {call.op.index(), call.pass, weight, attention != nullptr && attention->window > 0, bounds_of(call, device).by_products()};
 }
 
 double median(std::vector<double> v) {

@@ -41,7 +41,7 @@ struct PowerReadings {
   std::vector<PowerReading> calls;
 };
 
-/// Of each class of calls (operator, pass, type of its weights, bound by products or by bytes) that which takes longest by `samples`, and where products bind it one of at most an eighth of
+/// Of each class of calls (operator, pass, type of its weights, attention to all or to a window, bound by products or by bytes) that which takes longest by `samples`, and where products bind it one of at most an eighth of
 /// that, which fills the device less. None above 10 ms where there are shorter ones: it would outlast what a device allows before it slows. Left out is what
 /// `known` stands for: of a class bound by memory any sample does, of others one whose every dimension is within a factor of 1.3.
 [[nodiscard]] std::vector<OpCall> power_calls(const std::map<std::string, OpCall>& calls, const std::vector<ProfileSample>& samples, const std::vector<PowerSample>& known, const DeviceSpec& device);

@@ -1,6 +1,8 @@
 #include "sim/cost/power.hpp"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 #include "core/error.hpp"
 
@@ -21,7 +23,9 @@ double distance2(const CallShape& a, const CallShape& b) {
 
 }  // namespace
 
-PowerTables::PowerTables(const PowerProfile& profile, const DeviceSpec& device) : profile_(profile) {
+PowerTables::PowerTables(const PowerProfile& profile, const DeviceSpec& device, std::span<const ProfileSample> times) : profile_(profile) {
+  std::map<std::string_view, double> seconds;
+  for (const ProfileSample& s : times) seconds.emplace(s.key, s.median.value);
   std::array<double, 2> count{};
   for (const PowerSample& s : profile.samples) {
     const std::optional<OpCall> call = parse_key(s.key);
@@ -36,8 +40,9 @@ PowerTables::PowerTables(const PowerProfile& profile, const DeviceSpec& device) 
       throw InputError("profile: power.samples", shown(s.key) + " does nothing, so what it draws has no measure",
                        "remove it");
     const bool products = bound.has_products();
+    const auto timed = std::holds_alternative<op::GroupedLinear>(call->op) ? seconds.find(s.key) : seconds.end();
     of_[call->op.index()][static_cast<std::size_t>(call->pass)].push_back(
-        {shape_of(call->op, wants), s.watts, s.clock_share, products, bound.by_products()});
+        {shape_of(call->op, wants), s.watts, s.clock_share, bound, timed == seconds.end() ? 0 : timed->second, products, bound.by_products()});
     Class& mean = mean_[products];
     mean.watts = products       ? mean.watts + s.watts
                  : count[0] > 0 ? std::min(mean.watts, s.watts)
@@ -64,7 +69,8 @@ PoweredCall PowerTables::call(const OpCall& call, double compute, double traffic
       std::any_of(samples.begin(), samples.end(), [&](const Class& c) { return c.by_products == bound.by_products(); });
   double joules = 0, share = 0, weights = 0;
   const auto add = [&](const Class& c, double weight) {
-    joules += weight * (c.products ? c.watts * compute + memory_ * traffic : c.watts * traffic), share += weight * c.clock_share, weights += weight;
+    const auto drawn = [&](const PowerBound& by) { return c.products ? c.watts * by.compute + memory_ * by.traffic : c.watts * by.traffic; };
+    joules += weight * (c.seconds > 0 ? drawn(c.bound) / c.seconds * seconds : drawn(bound)), share += weight * c.clock_share, weights += weight;
   };
   if (samples.empty()) {
     add(mean_[bound.has_products()], 1);

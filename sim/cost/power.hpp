@@ -15,11 +15,13 @@ namespace moeplan {
 class PowerTables {
  public:
   /// `device`: the one that was measured. Throws InputError for a sample whose key is no call of the catalogue, or does nothing.
-  PowerTables(const PowerProfile& profile, const DeviceSpec& device);
+  PowerTables(const PowerProfile& profile, const DeviceSpec& device, std::span<const ProfileSample> times = {});
 
   /// A call that takes `seconds` at rest, and by the data sheet `compute` seconds for its flops and `traffic` for its bytes:
   ///   with products  J = watts compute + memory traffic      memory: the least of the samples without, which does least beside
   ///   others         J = watts traffic
+  ///   experts        J of the sample over its time at rest (`times`), times `seconds`: both count tiles, not rows (448 experts of 3584 x 6144 take 5.04 J in 8.03 ms with 146 rows
+  ///                  each and 5.07 J in 8.28 ms with 256)
   /// From the samples of its operator and pass that are bound as it is (core/spec/power_bound.hpp), by inverse squared distance of their shapes; without any those bound
   /// otherwise; without any those of its other pass; without any the mean of all with products, or `memory`.
   [[nodiscard]] PoweredCall call(const OpCall& call, double compute, double traffic, double seconds) const;
@@ -30,6 +32,8 @@ class PowerTables {
   struct Class {
     CallShape shape;
     double watts = 0, clock_share = 0;
+    PowerBound bound;               ///< of the call itself
+    double seconds = 0;             ///< at rest, of experts that were timed
     bool products = false;      ///< watts are those of products
     bool by_products = false;   ///< it was bound by them
   };

@@ -115,7 +115,7 @@ Prices::Prices(const DeviceSpec& device, const DeviceProfile& profile, const Run
       if (!t.empty()) t.arrange();
   std::sort(tables->copies.begin(), tables->copies.end());
   tables_ = tables;
-  if (profile.power && same_device_) power_ = std::make_shared<const PowerTables>(*profile.power, measured_on);
+  if (profile.power && same_device_) power_ = std::make_shared<const PowerTables>(*profile.power, measured_on, profile.samples);
 }
 
 Prices Prices::spread_as(std::vector<double> spread) const {
