@@ -69,13 +69,13 @@ ExpertCurve expert_curve(const op::GroupedLinear& experts, Wants wants, const Ut
     if (known.back().exact != nullptr && works_so(n)) exact.push_back(n);
   }
   // A time between two samples counts where they stand on one step of the stairs with it, where steps are small, and
-  // outside them all.
+  // outside them all, where no samples of another way lie beside it.
   const auto stands = [&](std::size_t i) {
     const double n = rows[i];
     if (known[i].exact != nullptr) return true;
     if (exact.empty()) return n > kSmooth || std::fmod(n, kCommon) == 0;
     const auto after = std::upper_bound(exact.begin(), exact.end(), n);
-    if (after == exact.begin() || after == exact.end()) return true;
+    if (after == exact.begin() || after == exact.end()) return !four_bits;
     return after[-1] > kSmooth || (tiles(after[-1]) == tiles(n) && tiles(*after) == tiles(n));
   };
   const auto curve_of = [&](const auto& counts) {
