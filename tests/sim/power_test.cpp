@@ -127,6 +127,20 @@ TEST(PowerTables, a_call_is_asked_among_those_that_are_bound_as_it_is) {
   EXPECT_NEAR(PowerTables(p, toy()).call(call("linear tokens=8 in=6400 out=6400 forward"), 5, 10, 20).joules, 800 * 5 + 300 * 10, 1e-6);
 }
 
+TEST(PowerTables, experts_that_were_timed_draw_by_the_second_for_both_count_tiles) {
+  const std::string key = "grouped_linear rows=400 experts=4 in=64 out=64 forward";   // 100 rows each
+  PowerProfile p = toy_power();
+  p.samples = {{.key = "add tokens=100 hidden=64 forward", .watts = 300, .clock_share = 0}, {.key = key, .watts = 800, .clock_share = 1}};
+  const std::vector<ProfileSample> times{{.key = key, .median = {8000}}};
+  const OpCall experts = call(key);
+  const double compute = 2.0 * 400 * 64 * 64 / 1000, traffic = static_cast<double>(bytes_moved(experts.op, Pass::forward, {}).value) / 100, joules = 800 * compute + 300 * traffic;
+  // Half of the rows in three quarters of the time: tiles are no fewer for that.
+  const OpCall fewer = call("grouped_linear rows=200 experts=4 in=64 out=64 forward");
+  EXPECT_NEAR(PowerTables(p, toy(), times).call(fewer, compute / 2, traffic / 2, 6000).joules, joules * 6000 / 8000, 1e-6 * joules);
+  EXPECT_NEAR(PowerTables(p, toy(), times).call(experts, compute, traffic, 8000).joules, joules, 1e-6 * joules);
+  EXPECT_NEAR(PowerTables(p, toy()).call(fewer, compute / 2, traffic / 2, 6000).joules, joules / 2, 1e-6 * joules) << "without a time, by flops and bytes";
+}
+
 TEST(PowerTables, a_sample_of_no_call_is_refused) {
   PowerProfile p = toy_power();
   p.samples = {{.key = "liner tokens=1 forward", .watts = 1, .clock_share = 0}};

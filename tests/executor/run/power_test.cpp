@@ -114,6 +114,14 @@ TEST(PowerCalls, are_the_longest_of_each_class_that_no_sample_stands_for) {
   EXPECT_EQ(keys({{.key = "linear tokens=8192 in=4096 out=8192 forward", .watts = 1, .clock_share = 0}}), (std::vector<std::string>{kSum, kSmaller, kProducts}));
 }
 
+TEST(PowerCalls, attention_to_a_window_does_not_stand_for_attention_to_all) {
+  const std::string all = "attention tokens=8192 sequence_length=8192 heads=32 kv_heads=32 d_qk=128 d_v=128 forward", window = "attention tokens=8192 sequence_length=8192 heads=32 kv_heads=32 d_qk=128 d_v=128 window=128 forward",
+                    smaller = "attention tokens=2048 sequence_length=2048 heads=32 kv_heads=32 d_qk=128 d_v=128 forward";
+  const std::map<std::string, OpCall> calls{{all, call(all)}, {window, call(window)}, {smaller, call(smaller)}};
+  const std::vector<ProfileSample> samples{{.key = all, .median = {4e-3}}, {.key = window, .median = {4.9e-4}}, {.key = smaller, .median = {4e-4}}};
+  EXPECT_EQ(power_calls(calls, samples, {}, toy()).size(), 3u) << "an eighth of the longest of its kind, and the window beside";
+}
+
 TEST(ReadPower, takes_time_clock_and_power_while_a_call_repeats) {
   const auto backend = cpu_backend(CpuStorage::as_planned);
   const auto start = std::chrono::steady_clock::now();
