@@ -95,6 +95,7 @@ __device__ __forceinline__ Pack<T, V> load(const T* p) {
   }
   return out;
 }
+/// Writes V values to p (global memory) in stores of up to 16 bytes: nvcc takes an assignment to uint4 apart into its words in some kernels.
 template <int V, class T>
 __device__ __forceinline__ void store(T* p, const Pack<T, V>& v) {
   if constexpr (V == 1) {
@@ -102,11 +103,13 @@ __device__ __forceinline__ void store(T* p, const Pack<T, V>& v) {
   } else if constexpr (Pack<T, V>::words == 1) {
     *reinterpret_cast<std::uint32_t*>(p) = v.word[0];
   } else if constexpr (Pack<T, V>::words == 2) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(v.word[0], v.word[1]);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(v.word[0]), "r"(v.word[1]) : "memory");
   } else {
 #pragma unroll
     for (int i = 0; i < Pack<T, V>::words / 4; ++i)
-      reinterpret_cast<uint4*>(p)[i] = make_uint4(v.word[4 * i], v.word[4 * i + 1], v.word[4 * i + 2], v.word[4 * i + 3]);
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(reinterpret_cast<const uint4*>(p) + i)), "r"(v.word[4 * i]),
+                   "r"(v.word[4 * i + 1]), "r"(v.word[4 * i + 2]), "r"(v.word[4 * i + 3])
+                   : "memory");
   }
 }
 template <int V, class T>
