@@ -12,6 +12,10 @@ namespace ptx = kernels::ptx;
 
 inline constexpr int packs = 2, most_slots = 16, most_warps = 16;
 
+/// Starts the copy of 8 bytes to `shared`.
+__device__ __forceinline__ void copy_8(std::uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(__cvta_generic_to_global(global)) : "memory");
+}
 /// Waits until at most `pending` copies of this thread are in flight.
 __device__ __forceinline__ void wait_pending(int pending) {
   switch (pending) {

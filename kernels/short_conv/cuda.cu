@@ -1,19 +1,26 @@
 /// Short causal depthwise convolution with SiLU on the GPU: reference.cpp has the mathematics; up to 4 taps, fewer as 4 with leading zeros.
 /// Mapping: a thread owns V neighbouring channels and walks a chunk of tokens with the last three in registers, so x is read once but for three
 /// tokens a chunk; sequences begin with zeros. The backward walks three tokens past its chunk, which give gradients into it. Bytes at
-/// n = tokens x channels: forward 4 n, backward 6 n. dw and db: a partial row a chunk of 128 tokens, summed in order (4 x 5 n / 128 bytes each way).
+/// n = tokens x channels: forward 4 n, backward 6 n. dw and db: a partial row a chunk of 257 tokens, summed in order (4 x 5 n / 257 bytes each way).
 
 #include <climits>
 
 #include "kernels/base/math.cuh"
-#include "kernels/base/rows.cuh"
+#include "kernels/base/ring.cuh"
 #include "kernels/cuda_frame.hpp"
 #include "kernels/short_conv/op.hpp"
 
 namespace moeplan::cuda {
 namespace {
 
-constexpr int threads = 128, taps = 4, chunk = 64, training_chunk = 128;
+constexpr int threads = 128, taps = 4;
+constexpr int group = 4;   ///< tokens that a thread takes at a time
+/// Of a kernel: resident blocks a multiprocessor, groups that a thread has on their way, and most tokens a block takes (with dw: what each takes).
+struct Shape {
+  int blocks, stages, most;
+};
+constexpr Shape forward_shape{7, 5, 97}, backward_shape{4, 6, 129}, training_shape{4, 4, 257};
+constexpr int least_chunk = 33;
 
 struct Arguments {
   const bf16 *x, *dy;
@@ -22,7 +29,7 @@ struct Arguments {
   const i64* starts;
   int packed, given;   ///< sequences in `starts`, and taps that w has
   i64 tokens, length, channels;
-  int tokens_a_chunk;
+  i64 tokens_a_chunk;
   bool silu;
   float* partials;     ///< [chunks, 5, channels]: four taps, bias
 };
@@ -114,6 +121,55 @@ __device__ __forceinline__ void before_silu(const Taps<V>& k, const float (&wind
   }
 }
 
+/// A thread's packs of 4 channels of coming tokens, of `arrays` arrays: copied to its own places of shared memory, so that no barrier guards them and no
+/// register holds what is on its way.
+template <int arrays, int stages>
+class Coming {
+ public:
+  static constexpr int bytes = stages * arrays * group * threads * 8;
+  __device__ explicit Coming(uint2* memory) : mine_(memory + threadIdx.x) {}
+  /// Starts the copy of one array's packs from `from` on, a token `stride` values behind the other. `commit` ends what a stage has.
+  __device__ __forceinline__ void start(int array, const bf16* from, i64 stride) const {
+    const std::uint32_t to = kernels::ptx::shared_address(mine_ + (next_ * arrays + array) * (group * threads));
+#pragma unroll
+    for (int u = 0; u < group; ++u) ring::copy_8(to + u * (threads * 8), from + u * stride);
+  }
+  __device__ __forceinline__ void commit() {
+    kernels::ptx::copy_commit();
+    next_ = next_ + 1 == stages ? 0 : next_ + 1;
+  }
+  /// The oldest stage's pack of its token u.
+  __device__ __forceinline__ Pack<bf16, 4> held(int array, int u) const {
+    const uint2 q = mine_[((first_ * arrays + array) * group + u) * threads];
+    return {{q.x, q.y}};
+  }
+  __device__ __forceinline__ void wait() const { kernels::ptx::copy_wait<stages - 1>(); }
+  __device__ __forceinline__ void advance() { first_ = first_ + 1 == stages ? 0 : first_ + 1; }
+
+ private:
+  uint2* mine_;
+  int next_ = 0, first_ = 0;
+};
+
+/// Takes whole groups from token t on while they end before `whole`: start(u) starts the copies of the group at token u, take(t) is for the oldest.
+template <int arrays, int stages, class Start, class Take>
+__device__ __forceinline__ void groups_from(Coming<arrays, stages>& coming, i64& t, i64 whole, Start&& start, Take&& take) {
+  if (t + group > whole) return;
+  i64 ahead = t;
+#pragma unroll
+  for (int i = 0; i + 1 < stages; ++i, ahead += group) {
+    if (ahead + group <= whole) start(ahead);
+    coming.commit();
+  }
+  for (; t + group <= whole; t += group, ahead += group) {
+    if (ahead + group <= whole) start(ahead);
+    coming.commit();
+    coming.wait();
+    take(t);
+    coming.advance();
+  }
+}
+
 /// Blocks that are resident together have neighbouring channels of the same tokens: whole rows, which memory gives faster than pieces of them.
 template <int V>
 __device__ __forceinline__ i64 chunk_of(const Arguments& a, i64& channel) {
@@ -123,7 +179,7 @@ __device__ __forceinline__ i64 chunk_of(const Arguments& a, i64& channel) {
 }
 
 template <int V>
-__global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
+__global__ void __launch_bounds__(threads, forward_shape.blocks) conv_forward(Arguments a) {
   i64 c;
   const i64 t0 = chunk_of<V>(a, c) * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   if (c >= a.channels) return;
@@ -141,43 +197,38 @@ __global__ void __launch_bounds__(threads) conv_forward(Arguments a) {
       for (int v = 0; v < V; ++v) z[v] *= sigmoid(z[v]);
     store<V>(a.y + t * a.channels + c, z);
   };
-  constexpr int ahead = 8;
-  for (i64 t = t0; t < t1; t += ahead) {
-    Pack<bf16, V> x[ahead];
-    if (t + ahead <= min(t1, s.end)) {   // no sequence and no chunk ends among them: nothing is asked token by token
+  for (i64 t = t0; t < t1;) {
+    if constexpr (V == 4) {   // no sequence and no chunk ends among a group's tokens: nothing is asked token by token
+      using Ahead = Coming<1, forward_shape.stages>;
+      __shared__ uint2 memory[Ahead::bytes / 8];
+      Ahead coming(memory);
+      groups_from(coming, t, min(t1, s.end), [&](i64 from) { coming.start(0, a.x + from * a.channels + c, a.channels); },
+                  [&](i64 at) {
 #pragma unroll
-      for (int u = 0; u < ahead; ++u) x[u] = load<V>(a.x + (t + u) * a.channels + c);
-#pragma unroll
-      for (int u = 0; u < ahead; ++u) each(t + u, x[u]);
-      continue;
+                    for (int u = 0; u < group; ++u) each(at + u, coming.held(0, u));
+                  });
+      if (t >= t1) break;
     }
-#pragma unroll
-    for (int u = 0; u < ahead; ++u)
-      if (t + u < t1) x[u] = load<V>(a.x + (t + u) * a.channels + c);
-#pragma unroll
-    for (int u = 0; u < ahead; ++u) {
-      if (t + u >= t1) break;
-      if (t + u == s.end) {
-        s = sequence_of(a, t + u);
-        clear<V>(window);
-      }
-      each(t + u, x[u]);
+    if (t == s.end) {
+      s = sequence_of(a, t);
+      clear<V>(window);
     }
+    each(t, load<V>(a.x + t * a.channels + c));
+    ++t;
   }
 }
 
-/// Six blocks a multiprocessor (with dw four) have enough in flight.
-template <int V, bool weight>
-__global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Arguments a) {
+template <int V, bool weight, bool silu>
+__global__ void __launch_bounds__(threads, (weight ? training_shape : backward_shape).blocks) conv_backward(Arguments a) {
+  constexpr bool reads_x = weight || silu;
   i64 c;
   const i64 chunk = chunk_of<V>(a, c), t0 = chunk * a.tokens_a_chunk, t1 = min(t0 + a.tokens_a_chunk, a.tokens);
   if (c >= a.channels) return;
   const Taps<V> k = taps_of<V>(a, c);
   Sequence s = sequence_of(a, t0);
-  const bool reads_x = a.x != nullptr;   // without SiLU and without dw it is not needed
   float x[taps][V], dz[taps][V], sums[taps + 1][V] = {};
   clear<V>(x), clear<V>(dz);
-  if (reads_x) fill_window<V>(a, x, t0, s.begin, c);
+  if constexpr (reads_x) fill_window<V>(a, x, t0, s.begin, c);
   // With dz of t - 3 ... t in the window, the gradient of x at t - 3 is complete.
   const auto write = [&](i64 at) {
     float dx[V];
@@ -205,12 +256,12 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
   const auto take = [&](const Pack<bf16, V>& px, const Pack<bf16, V>& pd, bool own) {
     float d[V];
     widen<V>(pd, d);
-    if (reads_x) {
+    if constexpr (reads_x) {
       float value[V], z[V];
       widen<V>(px, value);
       push<V>(x, value);
       before_silu<V>(k, x, z);
-      if (a.silu)
+      if constexpr (silu)
 #pragma unroll
         for (int v = 0; v < V; ++v) d[v] *= silu_dual(z[v]).slope;
     }
@@ -227,44 +278,40 @@ __global__ void __launch_bounds__(threads, weight ? 4 : 6) conv_backward(Argumen
   };
   const i64 last = min(t1 + taps - 1, a.tokens);
   i64 t = t0;
-  constexpr int ahead = 4;
   bool done = false;
-  for (; t < last && !done; t += ahead) {
-    Pack<bf16, V> px[ahead], pd[ahead];
-    if (t + ahead <= min(t1, s.end) && t - taps + 1 >= max(t0, s.begin)) {   // nothing begins or ends among what they read and write
+  while (t < last) {
+    if constexpr (V == 4) {   // neither the sequence nor the chunk ends among a group's tokens
+      constexpr int arrays = 1 + reads_x;
+      using Ahead = Coming<arrays, (weight ? training_shape : backward_shape).stages>;
+      __shared__ uint2 memory[Ahead::bytes / 8];
+      Ahead coming(memory);
+      const i64 first = a.dx != nullptr ? max(t0, s.begin) + taps - 1 : a.tokens;   // token from which on gradients are complete
+      groups_from(coming, t, min(last, s.end),
+                  [&](i64 from) {
+                    coming.start(0, a.dy + from * a.channels + c, a.channels);
+                    if constexpr (reads_x) coming.start(1, a.x + from * a.channels + c, a.channels);
+                  },
+                  [&](i64 at) {
 #pragma unroll
-      for (int u = 0; u < ahead; ++u) {
-        if (reads_x) px[u] = load<V>(a.x + (t + u) * a.channels + c);
-        pd[u] = load<V>(a.dy + (t + u) * a.channels + c);
-      }
-#pragma unroll
-      for (int u = 0; u < ahead; ++u) {
-        take(px[u], pd[u], true);
-        if (a.dx != nullptr) write(t + u - taps + 1);
-      }
-      continue;
+                    for (int u = 0; u < group; ++u) {
+                      take(reads_x ? coming.held(arrays - 1, u) : Pack<bf16, 4>{}, coming.held(0, u), at + u < t1);
+                      if (at + u >= first) write(at + u - taps + 1);
+                    }
+                  });
+      if (t >= last) break;
     }
-#pragma unroll
-    for (int u = 0; u < ahead; ++u)
-      if (t + u < last) {
-        if (reads_x) px[u] = load<V>(a.x + (t + u) * a.channels + c);
-        pd[u] = load<V>(a.dy + (t + u) * a.channels + c);
+    if (t == s.end) {
+      flush(t);
+      if (t >= t1) {   // what follows belongs to the next chunk alone
+        done = true;
+        break;
       }
-#pragma unroll
-    for (int u = 0; u < ahead; ++u) {
-      if (done || t + u >= last) continue;
-      if (t + u == s.end) {
-        flush(t + u);
-        if (t + u >= t1) {   // what follows belongs to the next chunk alone
-          done = true;
-          continue;
-        }
-        s = sequence_of(a, t + u);
-        clear<V>(x), clear<V>(dz);
-      }
-      take(px[u], pd[u], t + u < t1);
-      emit(t + u - taps + 1);
+      s = sequence_of(a, t);
+      clear<V>(x), clear<V>(dz);
     }
+    take(reads_x ? load<V>(a.x + t * a.channels + c) : Pack<bf16, V>{}, load<V>(a.dy + t * a.channels + c), t < t1);
+    emit(t - taps + 1);
+    ++t;
   }
   if (!done && last < t1 + taps - 1) flush(last);   // the tokens ended before the three behind the chunk
   if constexpr (weight) {
@@ -297,20 +344,39 @@ Arguments arguments(const op::ShortConv& op, const Frame& f) {
   a.w = f["w"].as<float>(), a.b = f["b"].as<float>(), a.starts = f["starts"].as<i64>();
   a.packed = static_cast<int>(op.packed_sequences), a.given = static_cast<int>(op.taps);
   a.tokens = op.tokens, a.length = op.sequence_length, a.channels = op.channels;
-  a.tokens_a_chunk = chunk, a.silu = op.silu, a.partials = f.scratch<float>();
+  a.silu = op.silu, a.partials = f.scratch<float>();
   return a;
 }
 std::string shape(const op::ShortConv& op) { return "tokens=" + std::to_string(op.tokens) + " channels=" + std::to_string(op.channels); }
 i64 chunks_of(i64 tokens, i64 each) { return (tokens + each - 1) / each; }
+/// Tokens a block takes: so many that the blocks are a whole number of times what is resident together, and whole groups with the three tokens behind
+/// them that the backward takes too.
+i64 tokens_a_chunk(const Arguments& a, bool wide, const Shape& shape, const Frame& f) {
+  const i64 pieces = chunks_of(a.channels, threads * (wide ? 4 : 1)), resident = static_cast<i64>(shape.blocks) * f.device().multiprocessors;
+  for (i64 waves = 1;; ++waves) {
+    const i64 tokens = chunks_of(a.tokens, std::max(waves * resident / pieces, i64{1})), whole = chunks_of(tokens + taps - 1, group) * group - (taps - 1);
+    if (whole <= shape.most) return std::max(whole, i64{least_chunk});
+  }
+}
 template <int V>
 unsigned grid_of(const Arguments& a) { return static_cast<unsigned>(chunks_of(a.tokens, a.tokens_a_chunk) * chunks_of(a.channels, threads * V)); }
+template <bool silu>
+void launch_backward(Arguments a, bool wide, bool weight, const Frame& f) {
+  a.tokens_a_chunk = weight ? training_shape.most : tokens_a_chunk(a, wide, backward_shape, f);
+  if (wide && weight) conv_backward<4, true, silu><<<grid_of<4>(a), threads, 0, f.stream()>>>(a);
+  else if (wide) conv_backward<4, false, silu><<<grid_of<4>(a), threads, 0, f.stream()>>>(a);
+  else if (weight) conv_backward<1, true, silu><<<grid_of<1>(a), threads, 0, f.stream()>>>(a);
+  else conv_backward<1, false, silu><<<grid_of<1>(a), threads, 0, f.stream()>>>(a);
+}
 
 }  // namespace
 
 void forward(const op::ShortConv& op, const Frame& f) {
   if (op.tokens == 0) return;
-  const Arguments a = arguments(op, f);
-  if (op.channels % 8 == 0 && aligned({a.x, a.y})) conv_forward<8><<<grid_of<8>(a), threads, 0, f.stream()>>>(a);
+  Arguments a = arguments(op, f);
+  const bool wide = op.channels % 4 == 0 && aligned({a.x, a.y});
+  a.tokens_a_chunk = tokens_a_chunk(a, wide, forward_shape, f);
+  if (wide) conv_forward<4><<<grid_of<4>(a), threads, 0, f.stream()>>>(a);
   else conv_forward<1><<<grid_of<1>(a), threads, 0, f.stream()>>>(a);
   kernels::check_launch("short_conv forward", shape(op));
 }
@@ -319,30 +385,27 @@ void backward(const op::ShortConv& op, const Frame& f) {
   Arguments a = arguments(op, f);
   float *dw = f.d("w").as<float>(), *db = f.d("b").as<float>();
   const bool weight = dw || db;
-  if (weight) a.tokens_a_chunk = training_chunk;
   if (!op.silu && !weight) a.x = nullptr;   // not needed, and perhaps not there
   if (op.tokens > 0) {
     const bool wide = op.channels % 4 == 0 && aligned({a.x, a.dy, a.dx});
-    if (wide && weight) conv_backward<4, true><<<grid_of<4>(a), threads, 0, f.stream()>>>(a);
-    else if (wide) conv_backward<4, false><<<grid_of<4>(a), threads, 0, f.stream()>>>(a);
-    else if (weight) conv_backward<1, true><<<grid_of<1>(a), threads, 0, f.stream()>>>(a);
-    else conv_backward<1, false><<<grid_of<1>(a), threads, 0, f.stream()>>>(a);
+    if (op.silu) launch_backward<true>(a, wide, weight, f);
+    else launch_backward<false>(a, wide, weight, f);
     kernels::check_launch("short_conv backward", shape(op));
   }
   if (!weight) return;
   const dim3 blocks(static_cast<unsigned>(chunks_of(op.channels, 256)), taps + 1);
-  sum_chunks<<<blocks, 256, 0, f.stream()>>>(chunks_of(op.tokens, training_chunk), op.channels, a.given, a.partials, dw, db);
+  sum_chunks<<<blocks, 256, 0, f.stream()>>>(chunks_of(op.tokens, training_shape.most), op.channels, a.given, a.partials, dw, db);
   kernels::check_launch("short_conv backward: sum of chunks", shape(op));
 }
 
 std::string refusal(const op::ShortConv& op) {
   if (op.taps > taps) return "has no CUDA kernel for " + std::to_string(op.taps) + " taps, only for up to " + std::to_string(taps);
-  if (chunks_of(op.tokens, chunk) * chunks_of(op.channels, threads) > INT_MAX)
+  if (chunks_of(op.tokens, least_chunk) * chunks_of(op.channels, threads) > INT_MAX)
     return std::to_string(op.tokens) + " tokens of " + std::to_string(op.channels) + " channels are more blocks than a grid has: use more micro-batches";
   return {};
 }
 std::int64_t scratch(const op::ShortConv& op, Pass pass, Wants wants) {
-  return pass == Pass::backward && wants.weight_grad && op.training == Training::full ? 4 * (taps + 1) * op.channels * chunks_of(op.tokens, training_chunk) : 0;
+  return pass == Pass::backward && wants.weight_grad && op.training == Training::full ? 4 * (taps + 1) * op.channels * chunks_of(op.tokens, training_shape.most) : 0;
 }
 
 }  // namespace moeplan::cuda
