@@ -25,13 +25,6 @@ __device__ __forceinline__ float most_of(const Pack<T, 8>& v, float most) {
     return most;
   }
 }
-template <DType type, class T>
-__device__ __forceinline__ void write_pack(const Stored<type>& s, std::uint8_t* y, i64 row, i64 column, const Pack<T, 8>& v, float inverse, bool wide) {
-  std::uint32_t code[8];
-#pragma unroll
-  for (int j = 0; j < 8; ++j) code[j] = code_of<type>(v[j] * inverse);
-  write_codes(s, y, row, column, code, wide);
-}
 /// Largest value over the block, for all of its threads; to be called once.
 __device__ __forceinline__ float block_max(float v) {
   __shared__ float warps[threads / 32];
@@ -62,7 +55,7 @@ __global__ void __launch_bounds__(threads) quantise_tiles(Stored<DType::fp8> s, 
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
     const i64 row = first + 16 * r;
-    if (row < s.rows && column < s.columns) write_pack(s, y, row, column, v[r], scale.inverse, wide);
+    if (row < s.rows && column < s.columns) write_codes(s, y, row, column, codes_of<DType::fp8>(v[r], scale.inverse), wide);
   }
 }
 
@@ -87,7 +80,7 @@ __global__ void __launch_bounds__(threads) quantise_groups(Stored<type> s, const
     if (row[u] >= s.rows || column[u] >= s.columns) continue;
     const Scale scale = scale_of<type>(most);
     if (threadIdx.x % lanes == 0) write_bits<Stored<type>::scale_bytes>(y + s.scale_at(row[u], column[u]), scale.bits);
-    write_pack(s, y, row[u], column[u], v[u], scale.inverse, wide);
+    write_codes(s, y, row[u], column[u], codes_of<type>(v[u], scale.inverse), wide);
   }
 }
 
@@ -107,8 +100,8 @@ __global__ void __launch_bounds__(threads) quantise_rows(Stored<DType::int8> s, 
   if (threadIdx.x == 0) write_bits<2>(y + s.scale_at(row, 0), scale.bits);
 #pragma unroll
   for (int k = 0; k < held; ++k)
-    if (first + k * stride < s.columns) write_pack(s, y, row, first + k * stride, v[k], scale.inverse, wide);
-  for (i64 column = first + held * stride; column < s.columns; column += stride) write_pack(s, y, row, column, read_plain(x, row, column, s.columns, wide), scale.inverse, wide);
+    if (first + k * stride < s.columns) write_codes(s, y, row, first + k * stride, codes_of<DType::int8>(v[k], scale.inverse), wide);
+  for (i64 column = first + held * stride; column < s.columns; column += stride) write_codes(s, y, row, column, codes_of<DType::int8>(read_plain(x, row, column, s.columns, wide), scale.inverse), wide);
 }
 
 template <class T>

@@ -136,31 +136,6 @@ __device__ __forceinline__ void write_bits(std::uint8_t* p, std::uint32_t bits) 
   for (int b = 0; b < bytes; ++b) p[b] = static_cast<std::uint8_t>(bits >> 8 * b);
 }
 
-/// Writes the codes of 8 neighbouring columns from `column` (a multiple of 8) on; columns past the end are left out.
-template <DType type>
-__device__ __forceinline__ void write_codes(const Stored<type>& s, std::uint8_t* data, i64 row, i64 column, const std::uint32_t (&code)[8], bool wide) {
-  std::uint8_t* to = data + row * s.row_bytes + (s.nibbles ? column / 2 : column);
-  if constexpr (Stored<type>::nibbles) {
-    std::uint32_t all = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) all |= code[j] << 4 * j;
-    if (wide) {
-      *reinterpret_cast<std::uint32_t*>(to) = all;
-      return;
-    }
-    for (int b = 0; b < 4; ++b)
-      if (column + 2 * b < s.columns) to[b] = static_cast<std::uint8_t>(column + 2 * b + 1 < s.columns ? all >> 8 * b : (all >> 8 * b) & 15u);
-    return;
-  }
-  if (wide) {
-    *reinterpret_cast<uint2*>(to) =
-        make_uint2(code[0] | code[1] << 8 | code[2] << 16 | code[3] << 24, code[4] | code[5] << 8 | code[6] << 16 | code[7] << 24);
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-    if (column + j < s.columns) to[j] = static_cast<std::uint8_t>(code[j]);
-}
 /// The codes of 8 neighbouring columns as they are stored: 4 bytes of nibbles, else 8.
 template <DType type>
 struct Codes {
@@ -170,6 +145,58 @@ struct Codes {
     else return word[j / 4] >> j % 4 * 8 & 255u;
   }
 };
+/// Four codes of E2M1, two to a word (bits 0 and 16), from pairs of bf16 under an inverse scale that is a power of two: rounded in fp16 times 2^-14, whose bits there are
+/// exponent and mantissa of E2M1 as in `e2m1_of`, and which holds every bf16 from 1/8 on whole; less is 0 in either.
+__device__ __forceinline__ std::uint32_t e2m1_pair(float first, float second, float factor) {
+  const __half2 both = __floats2half2_rn(first * factor, second * factor);
+  const std::uint32_t bits = *reinterpret_cast<const std::uint32_t*>(&both), magnitude = bits & 0x7fff7fffu;
+  const std::uint32_t rounded = __vminu2(magnitude + 0x00ff00ffu + (magnitude >> 9 & 0x00010001u), 0x0fff0fffu);
+  return (rounded >> 9 & 0x00070007u) | (bits >> 12 & 0x00080008u);
+}
+
+/// The codes of 8 values, multiplied by the inverse of their scale.
+template <DType type, class T>
+__device__ __forceinline__ Codes<type> codes_of(const Pack<T, 8>& v, float inverse) {
+  Codes<type> out{};
+  if constexpr (type == DType::mxfp4 && std::is_same_v<T, bf16>) {
+    const float factor = inverse * 0x1p-14f;
+    const std::uint32_t low = e2m1_pair(v[0], v[1], factor) | e2m1_pair(v[2], v[3], factor) << 8, high = e2m1_pair(v[4], v[5], factor) | e2m1_pair(v[6], v[7], factor) << 8;
+    out.word[0] = __byte_perm(low | low >> 12, high | high >> 12, 0x5410u);
+  } else if constexpr (type == DType::fp8) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      out.word[i / 2] |= static_cast<std::uint32_t>(__nv_cvt_float2_to_fp8x2(make_float2(v[2 * i] * inverse, v[2 * i + 1] * inverse), __NV_SATFINITE, __NV_E4M3)) << i % 2 * 16;
+  } else {
+    constexpr int bits = Stored<type>::nibbles ? 4 : 8, each = 32 / bits;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) out.word[j / each] |= code_of<type>(v[j] * inverse) << j % each * bits;
+  }
+  return out;
+}
+
+/// Writes the codes of 8 neighbouring columns from `column` (a multiple of 8) on; columns past the end are left out.
+template <DType type>
+__device__ __forceinline__ void write_codes(const Stored<type>& s, std::uint8_t* data, i64 row, i64 column, const Codes<type>& codes, bool wide) {
+  std::uint8_t* to = data + row * s.row_bytes + (s.nibbles ? column / 2 : column);
+  if constexpr (Stored<type>::nibbles) {
+    const std::uint32_t all = codes.word[0];
+    if (wide) {
+      *reinterpret_cast<std::uint32_t*>(to) = all;
+      return;
+    }
+    for (int b = 0; b < 4; ++b)
+      if (column + 2 * b < s.columns) to[b] = static_cast<std::uint8_t>(column + 2 * b + 1 < s.columns ? all >> 8 * b : (all >> 8 * b) & 15u);
+    return;
+  } else {
+    if (wide) {
+      *reinterpret_cast<uint2*>(to) = make_uint2(codes.word[0], codes.word[1]);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      if (column + j < s.columns) to[j] = static_cast<std::uint8_t>(codes[j]);
+  }
+}
 template <DType type>
 __device__ __forceinline__ Codes<type> read_codes(const Stored<type>& s, const std::uint8_t* data, i64 row, i64 column, bool wide) {
   constexpr bool nibbles = Stored<type>::nibbles;
