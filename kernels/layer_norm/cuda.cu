@@ -115,7 +115,7 @@ __global__ void __maxnreg__((row_registers<V, K>(weight ? 128 : 72, weight ? 64 
 }
 
 /// The same for wide rows with the weights' gradients, whose sums would leave too few rows in flight: rows come through a ring.
-__global__ void __maxnreg__(112) layer_backward_ring(const __grid_constant__ Arguments a, int slots) {
+__global__ void __maxnreg__(128) layer_backward_ring(const __grid_constant__ Arguments a, int slots) {
   extern __shared__ uint4 memory[];
   __shared__ float partial[2][2][ring::most_warps];
   ring::Ring rows(memory, slots, a.width);
@@ -139,30 +139,29 @@ __global__ void __maxnreg__(112) layer_backward_ring(const __grid_constant__ Arg
     const i64 next = min(row + gridDim.x, a.rows - 1);
     const float next_mean = a.mean[next], next_r = a.inverse_std[next];
     rows.wait(1);
-    Pack<bf16, 8> x[ring::packs], dy[ring::packs];
-    float sums[2] = {};   // of w dy, and of n w dy
+    float n[ring::packs][8], g[ring::packs][8], sums[2] = {};   // of g = w dy, and of n g
 #pragma unroll
     for (int k = 0; k < ring::packs; ++k) {
       if (!rows.inside(k)) continue;
-      x[k] = rows.held(0, k), dy[k] = rows.held(1, k);
+      const auto x = rows.held(0, k), dy = rows.held(1, k);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float n = (x[k][j] - mean) * r, g = w[k][j] * dy[k][j];
-        sums[0] += g, sums[1] = fmaf(n, g, sums[1]);
-        dw[k][j] = fmaf(dy[k][j], n, dw[k][j]), db[k][j] += dy[k][j];
+        n[k][j] = (x[j] - mean) * r, g[k][j] = w[k][j] * dy[j];
+        sums[0] += g[k][j], sums[1] = fmaf(n[k][j], g[k][j], sums[1]);
+        dw[k][j] = fmaf(dy[j], n[k][j], dw[k][j]), db[k][j] += dy[j];
       }
     }
     rows.advance(2);
     start_copy(), start_copy();   // into the places that were just read
     if (a.dx != nullptr) {
       ring::block_sum<2>(sums, partial, turn);
-      const float sum = sums[0] / static_cast<float>(a.width), along = sums[1] / static_cast<float>(a.width);
+      const float sum = r * sums[0] / static_cast<float>(a.width), along = r * sums[1] / static_cast<float>(a.width);
 #pragma unroll
       for (int k = 0; k < ring::packs; ++k) {
         if (!rows.inside(k)) continue;
         float dx[8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) dx[j] = r * (w[k][j] * dy[k][j] - sum - (x[k][j] - mean) * r * along);
+        for (int j = 0; j < 8; ++j) dx[j] = fmaf(g[k][j], r, fmaf(-n[k][j], along, -sum));
         store<8>(a.dx + row * a.width + rows.column(k), dx);
       }
     }
