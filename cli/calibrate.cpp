@@ -278,7 +278,7 @@ Command calibrate_command(CLI::App& program) {
   const auto o = std::make_shared<Options>();
   app->add_option("PLAN", o->plans, "plan files, as `moeplan plan ... -o` writes them, all for one device");
   app->add_option("--model", o->models, "instead of plans: every call of this model's layers on one rank, experts at other rows too; may be repeated");
-  app->add_option("--links", o->links, "instead of calls: the collectives between so many ranks of this machine (cuda: one for each device; under a launcher of several), and between halves, quarters and so on of them, and how much they hold up what is computed beside them")->check(CLI::Range(2, 1024));
+  app->add_option("--links", o->links, "instead of calls: the collectives between so many ranks of this machine (cuda: one for each device; under a launcher of several), and between 2, 4, 8 and so on of them as far as that divides their number, and how much they hold up what is computed beside them")->check(CLI::Range(2, 1024));
   app->add_option("--links-most", o->links_most, "with --links: the largest payload (default 512 MiB, on the cpu backend 16 MiB)");
   app->add_option("--seq", o->sequences, "with --model: lengths, e.g. 2048,4096 (default: the workload's)")->delimiter(',')->check(CLI::Range(1, 1 << 24));
   app->add_option("--ep", o->ep, "with --model: expert ranks that share the experts (default 1)")->check(CLI::Range(1, 1 << 16));
@@ -299,6 +299,7 @@ Command calibrate_command(CLI::App& program) {
   app->add_option("--samples", o->timing.most, "of one call at most (default 50)")->check(CLI::Range(std::int64_t{5}, std::int64_t{100000}));
   return {app, [o](const Context& context) {
             if (o->runtime.empty()) o->runtime = o->backend == "cpu" ? "cpu" : "moeplan";
+            if (!o->links_most.empty() && !o->links) throw InputError("--links-most", "bounds the payloads of --links, which is not given", "--links 2 --links-most " + shown(o->links_most));
             return run(context, *o);
           }};
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <set>
 
 #include "cli/backends.hpp"
 #include "cli/output_files.hpp"
@@ -14,6 +15,7 @@
 #include "core/configs.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
+#include "core/spec/profile_keys.hpp"
 #include "core/write.hpp"
 #include "executor/calibrate/links.hpp"
 #include "kernels/catalogue.hpp"
@@ -53,7 +55,15 @@ Output write_profile(const Context& context, const LinksOptions& o, const OpenBa
     profile.samples = before.samples;
     profile.source = before.source + "; ";
   }
-  for (const ProfileSample& s : samples) std::erase_if(profile.samples, [&](const ProfileSample& old) { return old.key == s.key; });
+  // Of what was measured now all that was known before goes, other payloads and delays too: they are of one machine, as it is now.
+  const auto measured_as = [](std::string key) {
+    if (key.starts_with(std::string(kDelayKey) + ' ')) key.erase(0, kDelayKey.size() + 1);
+    const auto payload = key.find(" payload="), ranks = key.find(" ranks=");
+    return payload == std::string::npos || ranks == std::string::npos ? std::string{} : key.substr(0, payload) + key.substr(ranks);
+  };
+  std::set<std::string> now;
+  for (const ProfileSample& s : samples) now.insert(measured_as(s.key));
+  std::erase_if(profile.samples, [&](const ProfileSample& old) { return now.contains(measured_as(old.key)); });
   profile.samples.insert(profile.samples.end(), samples.begin(), samples.end());
   std::sort(profile.samples.begin(), profile.samples.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
   profile.source += fmt::format("moeplan calibrate --links {}, groups of neighbours at once: the slowest rank's medians of {} batches, from the call to its end; delays of {} beside one", o.ranks, samples.front().count, key(product_of(o.backend), Pass::forward, {}));

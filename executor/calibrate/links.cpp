@@ -1,12 +1,15 @@
 #include "executor/calibrate/links.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <set>
 
 #include "core/spec/profile_keys.hpp"
 #include "executor/calibrate/stage.hpp"
@@ -34,12 +37,15 @@ Key parts_of(const std::string& key) {
   return {key.substr(0, payload), std::atof(key.c_str() + payload + 9), std::atoll(key.c_str() + ranks + 7)};
 }
 
-/// The collectives between two buffers, by name.
+/// The collectives between two buffers, by name: memory that the transport knows beforehand where it can, as a walk's is (executor/walk/under_way.cpp).
 class Collectives {
  public:
   Collectives(Communicator& world, Backend& backend, std::int64_t bytes)
-      : world_(world), from_(backend.allocate({bytes}, "what is sent")), to_(backend.allocate({bytes}, "what is received")) {
-    for (const Backend::Memory& m : {from_, to_}) backend.clear({m.get(), DType::f32, {bytes / 4}});
+      : world_(world), from_(memory(world, backend, bytes, "what is sent")), to_(memory(world, backend, bytes, "what is received")) {
+    for (const Backend::Memory& m : {from_, to_}) {
+      backend.clear({m.get(), DType::f32, {bytes / 4}});
+      if (Communicator::Registration done = world.register_memory(m, bytes); done.handle) registered_.push_back(std::move(done.handle));
+    }
     backend.wait();
   }
   static constexpr std::array names{"all_gather", "reduce_scatter", "all_reduce", "dispatch", "send_receive"};
@@ -60,22 +66,38 @@ class Collectives {
   }
 
  private:
+  static Backend::Memory memory(Communicator& world, Backend& backend, std::int64_t bytes, const char* what) {
+    if (Backend::Memory known = world.shareable(bytes)) return known;
+    return backend.allocate({bytes}, what);
+  }
   Communicator& world_;
   Backend::Memory from_, to_;
+  std::vector<std::shared_ptr<void>> registered_;
 };
 
-std::string link_key(std::string_view name, std::int64_t payload, std::int64_t ranks) { return fmt::format("{} payload={} ranks={}", name, payload, ranks); }
+/// Of how many hosts the ranks are, by their names.
+std::int64_t hosts_of(Communicator& world) {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  const auto mine = static_cast<std::int64_t>(std::hash<std::string_view>{}(name.data()) >> 1);
+  const std::vector<std::int64_t> all = world.gather_words(std::span(&mine, 1));
+  return static_cast<std::int64_t>(std::set(all.begin(), all.end()).size());
+}
 
-ProfileSample median_of(std::string key, std::vector<double> batches, double least) {
+std::string link_key(std::string_view name, std::int64_t payload, std::int64_t ranks, std::int64_t hosts) {
+  return fmt::format("{} payload={} ranks={}{}", name, payload, ranks, hosts > 1 ? fmt::format(" hosts={}", hosts) : "");
+}
+
+ProfileSample median_of(std::string key, std::vector<double> batches) {
   std::sort(batches.begin(), batches.end());
-  const double median = std::max(least, batches[batches.size() / 2]);
+  const double median = batches[batches.size() / 2];
   return {.key = std::move(key), .median = {median}, .spread = std::min(10.0, (batches.back() - batches.front()) / 2 / median), .count = static_cast<std::int64_t>(batches.size())};
 }
 
 }  // namespace
 
 std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, const LinkOptions& options) {
-  const std::int64_t n = world.size();
+  const std::int64_t n = world.size(), hosts = hosts_of(world);
   const Collectives collectives(world, backend, options.most_bytes);
   std::vector<ProfileSample> out;
   const auto measure = [&](std::string_view name, std::int64_t payload, auto call) {
@@ -89,7 +111,7 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
       const double each = slowest(world, (now() - begin) / repeats);
       if (b > 0) batches.push_back(each);   // the first makes connections
     }
-    out.push_back(median_of(link_key(name, payload, n), std::move(batches), 0));
+    out.push_back(median_of(link_key(name, payload, n, hosts), std::move(batches)));
   };
   // What a dispatch learns first, over the host: how many rows each of some experts gets.
   const std::vector<std::int64_t> words(64, 1);
@@ -102,7 +124,7 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
 
 std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, const std::vector<ProfileSample>& alone, const DelayOptions& options) {
   constexpr double kLeast = 1e-9, kBesides = 2;   // s; products over calls
-  const std::int64_t n = world.size(), part = options.bytes / 2 / n, payload = part * 2 * n;
+  const std::int64_t n = world.size(), hosts = hosts_of(world), part = options.bytes / 2 / n, payload = part * 2 * n;
   const Collectives collectives(world, backend, payload);
   const Stage product(backend, options.product);
   const auto seconds_of = [&](const std::function<void()>& work) {
@@ -120,7 +142,7 @@ std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, co
   const double once = std::max(kLeast, seconds_of([&] { products(8); }) / 8);
   std::vector<ProfileSample> out;
   for (const std::string_view name : Collectives::names) {
-    const auto known = std::find_if(alone.begin(), alone.end(), [&](const ProfileSample& s) { return s.key == link_key(name, payload, n); });
+    const auto known = std::find_if(alone.begin(), alone.end(), [&](const ProfileSample& s) { return s.key == link_key(name, payload, n, hosts); });
     if (known == alone.end()) continue;
     const std::int64_t calls = std::clamp<std::int64_t>(std::llround(options.calls.value / known->median.value), 1, 20),
                        each = std::max<std::int64_t>(1, std::llround(kBesides * known->median.value / once));
@@ -132,7 +154,8 @@ std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, co
       });
       if (b > 0) batches.push_back((together - apart) / static_cast<double>(calls));
     }
-    out.push_back(median_of(fmt::format("{} {}", kDelayKey, link_key(name, payload, n)), std::move(batches), kLeast));
+    const ProfileSample delay = median_of(fmt::format("{} {}", kDelayKey, link_key(name, payload, n, hosts)), std::move(batches));
+    if (delay.median.value > 0 && delay.spread <= 1) out.push_back(delay);   // else it is lost in the noise, which is not to say that there is none
   }
   return out;
 }

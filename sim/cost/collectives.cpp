@@ -105,7 +105,11 @@ double Links::lent(const CommCall& call, GroupShape group) const {
   const Tier& tier = tier_[outermost];
   const bool once = deduplicated_ && (call.collective == Collective::dispatch || call.collective == Collective::combine);
   if (const std::string name = sampled_as(call.collective); samples_ && !once && !name.empty())
-    if (const auto share = samples_->share(name, group.size, outermost == 0 ? 1 : tier_[outermost - 1].span, tier.span)) return std::min(*share, kMostLent);
+    if (const auto share = samples_->share(name, group.size, outermost == 0 ? 1 : tier_[outermost - 1].span, tier.span, tier.kind == LinkKind::network || outermost > 0)) {
+      // Rows that move beside computing take longer than alone, and what was measured they cost once.
+      const bool longer = call.beside_compute && (call.collective == Collective::dispatch || call.collective == Collective::combine);
+      return std::min(*share * (longer ? kOverlappedExchangeRate : 1), kMostLent);
+    }
   double held = tier.channels;
   switch (call.collective) {
     case Collective::dispatch: case Collective::combine: held = deduplicated_ && tier.send_channels > 0 ? channel_rules().token_once : tier.send_channels; break;
@@ -223,9 +227,13 @@ double Links::message_latency(std::size_t tier) const {
 
 /// Samples are of neighbours: they hold within a domain wherever its ranks are, and beyond it for as many consecutive ranks.
 bool Links::lies_as_measured(GroupShape group) const {
-  const double n = static_cast<double>(group.size);
-  return samples_ && group.size > 1 && (members(group)[0] >= n || (group.stride == 1 && n > tier_[0].span));
+  return samples_ && group.size > 1 && (group.stride == 1 || (tier_[0].kind != LinkKind::network && members(group)[0] >= static_cast<double>(group.size)));
 }
+
+namespace {
+/// Hosts of `ranks` of which `inner` share one.
+std::int64_t hosts_of(double ranks, double inner) { return static_cast<std::int64_t>(std::ceil(ranks / inner)); }
+}  // namespace
 
 /// Measured with as many rows for every other rank: longer for the busiest, and beside compute.
 std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, double skew) const {
@@ -236,11 +244,12 @@ std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, 
   const TierBytes sent = bytes(call, group);
   if (rows && deduplicated_ && sent[0] < std::accumulate(sent.begin(), sent.end(), 0.0)) return std::nullopt;   // hop by hop, which was not measured
   const double payload = rows ? std::accumulate(sent.begin(), sent.end(), 0.0) * n / (n - 1) * std::max(1.0, skew) : static_cast<double>(call.payload.value);
-  const auto known = samples_->time(name, group.size, payload);
+  const std::int64_t hosts = hosts_of(n, tier_[0].kind == LinkKind::network ? 1 : members(group)[0]);
+  const auto known = samples_->time(name, group.size, payload, hosts);
   if (!known) return std::nullopt;
   double time = known->seconds;
   if (rows && call.beside_compute) {
-    const double latency = samples_->time(name, group.size, 0)->seconds;
+    const double latency = samples_->time(name, group.size, 0, hosts)->seconds;
     time = latency + std::max(0.0, time - latency) / kOverlappedExchangeRate;
   }
   const bool exact = known->exact && !(rows && call.beside_compute);
@@ -322,7 +331,7 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
 Estimate Links::host_wait(GroupShape group) const {
   const auto m = members(group);
   if (lies_as_measured(group))
-    if (const auto known = samples_->time("counts", group.size, 0)) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
+    if (const auto known = samples_->time("counts", group.size, 0, hosts_of(static_cast<double>(group.size), tier_[0].kind == LinkKind::network ? 1 : m[0]))) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
   double latency = 0;
   for (std::size_t t = 0; t < tiers_; ++t)
     if (m[t] > (t == 0 ? 1 : m[t - 1])) latency = std::max(latency, tier_[t].dispatch_latency);

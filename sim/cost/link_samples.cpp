@@ -21,38 +21,40 @@ std::optional<std::int64_t> number(const std::string& key, const std::string& na
 }  // namespace
 
 LinkSamples::LinkSamples(const DeviceProfile& profile) {
-  std::map<std::pair<std::string, std::int64_t>, std::vector<Point>> delays;
+  std::map<Group, std::vector<Point>> delays;
   const std::string delay = std::string(kDelayKey) + ' ';
   for (const ProfileSample& s : profile.samples) {
     const auto payload = number(s.key, "payload"), ranks = number(s.key, "ranks");
     if (!payload || !ranks) continue;
     const bool beside = s.key.starts_with(delay);
     const std::size_t from = beside ? delay.size() : 0;
-    (beside ? delays : of_)[{s.key.substr(from, s.key.find(' ', from) - from), *ranks}].push_back({static_cast<double>(*payload), s.median.value, s.spread});
+    (beside ? delays : of_)[{s.key.substr(from, s.key.find(' ', from) - from), *ranks, number(s.key, "hosts").value_or(1)}].push_back({static_cast<double>(*payload), s.median.value, s.spread});
   }
   for (auto* const each : {&of_, &delays})
     for (auto& [key, points] : *each) std::sort(points.begin(), points.end(), [](const Point& a, const Point& b) { return a.payload < b.payload; });
-  for (const auto& [key, points] : delays)
+  for (const auto& [key, points] : delays) {
+    const auto& [collective, ranks, hosts] = key;
     for (auto p = points.rbegin(); p != points.rend(); ++p)
-      if (const auto alone = time(key.first, key.second, p->payload); alone && alone->exact) {
-        shares_.push_back({key.first, key.second, std::clamp(p->seconds / alone->seconds, 0.0, 1.0)});
+      if (const auto alone = time(collective, ranks, p->payload, hosts); alone && alone->exact) {
+        shares_.push_back({collective, ranks, hosts, std::clamp(p->seconds / alone->seconds, 0.0, 1.0)});
         break;
       }
+  }
 }
 
-std::optional<double> LinkSamples::share(const std::string& collective, std::int64_t ranks, double above, double most) const {
+std::optional<double> LinkSamples::share(const std::string& collective, std::int64_t ranks, double above, double most, bool several_hosts) const {
   std::optional<double> out;
   for (const Share& s : shares_) {
     const auto n = static_cast<double>(s.ranks);
-    if (s.collective != collective || n <= above || n > most) continue;
+    if (s.collective != collective || n <= above || n > most || (s.hosts > 1) != several_hosts) continue;
     out = s.share;   // ascending ranks
     if (s.ranks == ranks) break;
   }
   return out;
 }
 
-std::optional<LinkSamples::Time> LinkSamples::time(const std::string& collective, std::int64_t ranks, double payload) const {
-  const auto it = of_.find({collective, ranks});
+std::optional<LinkSamples::Time> LinkSamples::time(const std::string& collective, std::int64_t ranks, double payload, std::int64_t hosts) const {
+  const auto it = of_.find({collective, ranks, hosts});
   if (it == of_.end()) return std::nullopt;
   const std::vector<Point>& points = it->second;
   if (payload <= points.front().payload) return Time{points.front().seconds, points.front().spread, payload == points.front().payload};

@@ -78,19 +78,20 @@ TEST(LinkSamples, a_dispatch_grows_with_its_busiest_rank_and_its_counts_take_wha
 DeviceProfile with_delays(const DeviceSpec& device) {
   DeviceProfile p = profile(device);
   for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"delay all_gather payload=1000 ranks=2", 15}, {"delay all_gather payload=2001000 ranks=2", 10}, {"delay all_gather payload=9001000 ranks=2", 90},
-                                                                                      {"delay dispatch payload=4001000 ranks=2", 77}, {"delay all_gather payload=1000 ranks=32", 20}, {"all_gather payload=1000 ranks=32", 50}})
+                                                                                      {"delay dispatch payload=4001000 ranks=2", 77}, {"delay all_gather payload=1000 ranks=32 hosts=4", 20}, {"all_gather payload=1000 ranks=32 hosts=4", 50}})
     p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 5});
   return p;
 }
 
 TEST(LinkSamples, what_computing_loses_is_the_delay_over_the_time_alone_of_the_largest_payload_with_both) {
   const LinkSamples samples(with_delays({}));
-  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 2, 1, 8), 0.25);
-  EXPECT_EQ(*samples.share("dispatch", 2, 1, 8), 1) << "no more than all of it";
-  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 8, 1, 8), 0.25) << "of two ranks, where eight were not measured";
-  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 64, 8, 1e9), 0.4);
-  EXPECT_FALSE(samples.share("all_reduce", 2, 1, 8));
-  EXPECT_FALSE(samples.share("dispatch", 64, 8, 1e9));
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 2, 1, 8, false), 0.25);
+  EXPECT_EQ(*samples.share("dispatch", 2, 1, 8, false), 1) << "no more than all of it";
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 8, 1, 8, false), 0.25) << "of two ranks, where eight were not measured";
+  EXPECT_DOUBLE_EQ(*samples.share("all_gather", 64, 8, 1e9, true), 0.4);
+  EXPECT_FALSE(samples.share("all_gather", 64, 8, 1e9, false)) << "measured over several hosts";
+  EXPECT_FALSE(samples.share("all_reduce", 2, 1, 8, false));
+  EXPECT_FALSE(samples.share("dispatch", 64, 8, 1e9, true));
   EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 2001000)->seconds, 40e-6) << "delays are no times of calls";
   ASSERT_EQ(samples.shares().size(), 3u);
   EXPECT_TRUE(LinkSamples(profile({})).shares().empty());
@@ -109,6 +110,9 @@ TEST(LinkSamples, a_call_lends_what_was_measured_on_its_tier_and_else_what_its_c
   EXPECT_DOUBLE_EQ(links.lent(gather, {8, 8}), 0.4);
   EXPECT_DOUBLE_EQ(links.lent(exchange, {4, 1}), kMostLent);
   EXPECT_DOUBLE_EQ(links.lent(exchange, {16, 1}), 16.0 / 132);
+  CommCall beside = exchange;
+  beside.beside_compute = true;
+  EXPECT_DOUBLE_EQ(links.lent(beside, {4, 1}), 0.65) << "lost once, in a call that takes 1/0.65 times as long";
   EXPECT_DOUBLE_EQ(once.lent(exchange, {4, 1}), 20.0 / 132) << "other kernels";
   EXPECT_DOUBLE_EQ(links.lent({.collective = Collective::all_reduce, .payload = {1 << 20}}, {8, 1}), 24.0 / 132);
   EXPECT_EQ(links.lent(gather, {1, 1}), 0);
@@ -122,7 +126,7 @@ TEST(LinkSamples, a_call_lends_what_was_measured_on_its_tier_and_else_what_its_c
 TEST(LinkSamples, over_several_domains_they_hold_for_as_many_consecutive_ranks) {
   const ClusterSpec wide = load_cluster(kConfigs, "64xh200");
   DeviceProfile p{.name = "links", .driver = {}, .date = "2026-12-01", .source = {}, .device = wide.device, .samples = {}};
-  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"all_gather payload=1000000 ranks=32", 700}, {"dispatch payload=1000 ranks=32", 100}, {"dispatch payload=4001000 ranks=32", 900}, {"counts payload=512 ranks=32", 250}})
+  for (const auto& [key, us] : std::initializer_list<std::pair<const char*, double>>{{"all_gather payload=1000000 ranks=32 hosts=4", 700}, {"dispatch payload=1000 ranks=32 hosts=4", 100}, {"dispatch payload=4001000 ranks=32 hosts=4", 900}, {"counts payload=512 ranks=32 hosts=4", 250}})
     p.samples.push_back({.key = key, .median = {us * 1e-6}, .spread = 0.1, .count = 7});
   Runtime copies;
   copies.deduplicated_dispatch = false;
@@ -135,6 +139,26 @@ TEST(LinkSamples, over_several_domains_they_hold_for_as_many_consecutive_ranks) 
   EXPECT_NEAR(links.price(rows, {32, 1}).median.value, 500e-6, 1e-9);
   EXPECT_EQ(once.price(rows, {32, 1}).median, formula_once.price(rows, {32, 1}).median) << "tokens go once, hop by hop";
   EXPECT_DOUBLE_EQ(links.host_wait({32, 1}).median.value, 250e-6);
+}
+
+// Two ranks that were measured on one host say nothing of two on a network, whatever a node holds; nor do other numbers of hosts.
+TEST(LinkSamples, what_was_measured_within_a_host_prices_no_network) {
+  const auto with_nodes_of = [](std::int64_t gpus) {
+    ClusterSpec c = load_cluster(kConfigs, "64xh200");
+    c.tiers.front().span = gpus;
+    return c;
+  };
+  const CommCall gather{.collective = Collective::all_gather, .payload = {1000000}};
+  const auto priced = [&](std::int64_t gpus, const char* key) {
+    const ClusterSpec cluster = with_nodes_of(gpus);
+    DeviceProfile p{.name = "links", .driver = {}, .date = "2026-12-01", .source = {}, .device = cluster.device, .samples = {}};
+    p.samples.push_back({.key = key, .median = {123e-6}, .spread = 0.1, .count = 7});
+    return Links(cluster, Runtime{}, {}, p).price(gather, {2, 1}).basis == Basis::measured;
+  };
+  EXPECT_TRUE(priced(2, "all_gather payload=1000000 ranks=2"));
+  EXPECT_FALSE(priced(1, "all_gather payload=1000000 ranks=2"));
+  EXPECT_TRUE(priced(1, "all_gather payload=1000000 ranks=2 hosts=2"));
+  EXPECT_FALSE(priced(2, "all_gather payload=1000000 ranks=2 hosts=2"));
 }
 
 }  // namespace
