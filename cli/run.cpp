@@ -208,7 +208,7 @@ Command run_command(CLI::App& program) {
                   "communication is copied in place and charged from the model")
       ->check(CLI::Range(0, 1 << 24));
   app->add_option("--rank-timeout", o->rank_timeout,
-                  "seconds that a rank waits for the others in one call (default 300; within a step, on devices, if that is less: 5 times what one is predicted to take, or took, and at least 20, but 42 at most or 1.5 times a step; the first may take 42 or 5 steps)")
+                  "seconds that a rank waits for the others in one call (default 300; within a step, on devices, if that is less: 5 times what one is predicted to take, or took, and at least 20, but 42 at most or 1.5 times a step; the first may take 42 or 5 steps; a rank that reads or writes files is waited for while it goes on, and may stand still for 40)")
       ->each([o](const std::string&) { o->timeout_given = true; })
       ->check(CLI::Range(0.01, 1e6));
   app->add_flag("!--no-registered-memory", o->train.walk.registers,

@@ -27,6 +27,8 @@ namespace {
 
 /// Words of a placement: a thousand layers of some thousand slots.
 constexpr std::int64_t kMostPlaced = std::int64_t{1} << 24;
+/// A CPU rank makes more, with a share of a core and in the slowest reference; what it is in may take longer accordingly.
+constexpr FlopsPerSecond kSlowest{1e8};
 
 std::int64_t peak_resident() {
   struct rusage usage {};
@@ -125,9 +127,15 @@ class RankRun {
         progress_(progress),
         trainer_(problem_, plan_, *backend_, o_.train, world_, progress),
         data_(open_dataset(o_.data, problem_.model.vocabulary, o_.train.seed, problem_.workload.sequence_length), plan_.micro_batch,
-              problem_.workload.sequence_length, !o_.no_packing, o_.train.seed) {}
+              problem_.workload.sequence_length, !o_.no_packing, o_.train.seed) {
+    if (!progress_) return;
+    const auto told = [p = progress_](Flops work) { p->advance(Duration{static_cast<Duration::rep>(std::min(work.value / kSlowest.value, 1e6) * 1000)}); };
+    backend_->on_work(told);
+    if (first_ && s_.whole) s_.whole->backend().on_work(told);
+  }
 
   void run() {
+    watch_work(true);
     start();
     Watch watch;
     int signal = 0;
@@ -147,6 +155,7 @@ class RankRun {
         (void)save();
     }
     finish(signal);
+    watch_work(false);
   }
 
  private:
@@ -154,6 +163,7 @@ class RankRun {
     const Duration most{static_cast<Duration::rep>(o_.rank_timeout * 1000)};
     try {
       limit_calls(step_limit(s_.predicted_step.value, longest_, most));
+      watch_work(s_.predicted_step.value <= 0 && longest_ <= 0);
       StepReport report = trainer_.step(batches());
       limit_calls(most);
       longest_ = std::max(longest_, report.seconds);
@@ -171,6 +181,14 @@ class RankRun {
   void limit_calls(Duration limit) {
     if (progress_ && !o_.timeout_given) progress_->set_limit(limit);
   }
+  /// Whether the others may take this rank for one that hangs when it has no work done to tell of (`kStalled`).
+  void watch_work(bool on) {
+    if (progress_) progress_->set_stall(!on ? Duration{0} : o_.timeout_given ? Duration{static_cast<Duration::rep>(o_.rank_timeout * 1000)} : kStalled);
+  }
+  [[nodiscard]] std::function<void()> work_told() const {
+    if (!progress_) return {};
+    return [p = progress_] { p->advance(); };
+  }
   void gather_state() {
     if (world_) collect(trainer_, problem_, first_ ? &*s_.whole : nullptr);
   }
@@ -180,9 +198,11 @@ class RankRun {
 
   void start() {
     randomise(trainer_.parameters(), o_.train.seed, problem_.model, *backend_);
-    if (!o_.weights.empty())
-      load_weights(TensorFiles(o_.weights), problem_.model, trainer_.parameters(), *backend_);
-    else if (first_)
+    if (!o_.weights.empty()) {
+      TensorFiles files(o_.weights);
+      files.on_read(work_told());
+      load_weights(files, problem_.model, trainer_.parameters(), *backend_);
+    } else if (first_)
       s_.out.notes.emplace_back("no --weights: seeded random weights");
     if (!o_.from_adapter.empty()) {
       gather_state();
@@ -192,7 +212,7 @@ class RankRun {
     if (!o_.resume) return;
     tell("load");
     std::optional<Resumed> found;
-    if (first_) found = load_checkpoint(o_.checkpoint, s_.fingerprint, whole(), of_whole());
+    if (first_) found = load_checkpoint(o_.checkpoint, s_.fingerprint, whole(), of_whole(), work_told());
     const TrainingProgress at = found ? found->progress : TrainingProgress{};
     const std::vector<std::int64_t> word = told({found ? 1 : 0, at.step, at.data.epoch, at.data.document, at.data.token});
     if (word[0] == 0) {
@@ -262,13 +282,14 @@ class RankRun {
 
   std::optional<Saved> save() {
     tell("save");
+    watch_work(true);
     require_finite_state(world_, trainer_.parameters(), *backend_, "before the save");
     gather_state();
     std::optional<Saved> saved;
     if (first_ && world_) require_finite_pieces(whole(), of_whole(), trainer_.parameters());
     if (first_)
       saved = save_checkpoint(o_.checkpoint, s_.fingerprint, {trainer_.steps_done(), data_.position(), o_.train.seed, trainer_.placement()},
-                              whole(), of_whole());
+                              whole(), of_whole(), 2, work_told());
     if (world_) world_->barrier();
     return saved;
   }
@@ -288,7 +309,7 @@ class RankRun {
       if (first_) {
         save_adapter(o_.adapter, export_adapter(
                                      whole(), problem_, [&](const Parameter& p) { return values_of(p, of_whole()); },
-                                     o_.dialect == "D1" ? AdapterDialect::per_expert : AdapterDialect::param_wrapper));
+                                     o_.dialect == "D1" ? AdapterDialect::per_expert : AdapterDialect::param_wrapper), work_told());
         s_.out.notes.push_back(o_.adapter + ": adapter, dialect " + o_.dialect);
       }
     }

@@ -54,6 +54,11 @@ if(TARGET moeplan AND TARGET fault_cells)
   # In its second step, so that the limit is the program's own, which follows what a step takes.
   add_test(NAME FaultCells.ARankThatHangsIsNamedByACallThatWaitsForIt
            COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "hang forward" --first 4 --trials 1 --rank-timeout 0)
+  # While a save is read or written and in a first step, whose length nobody predicts; then ranks that are slow there for longer than the limit, but go on.
+  add_test(NAME FaultCells.ARankThatHangsInAFileOrInItsFirstStepIsNamed
+           COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "hang load,hang save,hang forward,hang optimizer" --trials 2 --at-once 8 --rank-timeout 5)
+  add_test(NAME FaultCells.ARankThatIsSlowThereIsWaitedFor
+           COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "slow load,slow save,slow optimizer" --trials 1 --at-once 3 --rank-timeout 3)
 endif()
 
 # Our adapters, judged by stock PEFT.

@@ -152,14 +152,15 @@ AdapterFiles export_adapter(const Parameters& parameters, const Problem& problem
   return out;
 }
 
-void save_adapter(const fs::path& directory, const AdapterFiles& files) {
+void save_adapter(const fs::path& directory, AdapterFiles files, const std::function<void()>& told) {
   const fs::path fresh = fresh_directory(directory);
   std::error_code error;
   try {
-    const std::string bytes = safetensors_bytes(files.tensors);
-    write_durable(fresh / "adapter_model.safetensors", bytes);
-    write_durable(fresh / "adapter_config.json", files.config.dump(2) + "\n");
-    const TensorFiles again(fresh, "adapter_model.safetensors");
+    const std::string header = safetensors_header(files.tensors);
+    write_durable(fresh / "adapter_model.safetensors", safetensors_parts(header, files.tensors), told);
+    write_durable(fresh / "adapter_config.json", {files.config.dump(2), "\n"});
+    TensorFiles again(fresh, "adapter_model.safetensors");
+    again.on_read(told);
     for (const NamedTensor& t : files.tensors)
       if (again.floats(t.name, 0, static_cast<std::int64_t>(t.values.size())) != t.values) throw InputError((fresh / "adapter_model.safetensors").string(), "reads back otherwise than it was written: " + t.name);
     replace_directory(fresh, directory);

@@ -25,7 +25,7 @@ using ParameterValues = std::function<std::vector<float>(const Parameter&)>;
 [[nodiscard]] AdapterFiles export_adapter(const Parameters& parameters, const Problem& problem, const ParameterValues& values, AdapterDialect dialect);
 
 /// Writes `directory/adapter_config.json` and `adapter_model.safetensors` in place of what is there, and reads them back.
-void save_adapter(const std::filesystem::path& directory, const AdapterFiles& files);
+void save_adapter(const std::filesystem::path& directory, AdapterFiles files, const std::function<void()>& told = {});
 
 /// Reads an adapter of either dialect into the parameters. Throws InputError for another rank or scale, tensors that are missing or that
 /// belong to nothing, DoRA, biases, pickles, and layouts that cannot be told apart.

@@ -74,6 +74,9 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   virtual ~Backend() = default;
 
+  /// `told` hears of each piece of work that the host does or waits for, before it begins, with what it computes; empty: nobody any more.
+  void on_work(std::function<void(Flops)> told) { told_ = std::move(told); }
+
   [[nodiscard]] virtual std::string_view name() const = 0;
   /// Why it cannot do this call, in one sentence; empty if it can. What it cannot is refused by name before a run starts.
   [[nodiscard]] virtual std::string refusal(const Op& op) const = 0;
@@ -145,7 +148,13 @@ class Backend {
   /// How long what `work` queues takes, alone: by the device's clock where it has one, else by the host's.
   [[nodiscard]] virtual Seconds time(const std::function<void()>& work);
 
+ protected:
+  void working(Flops work = {}) const {
+    if (told_) told_(work);
+  }
+
  private:
+  std::function<void(Flops)> told_;
   struct LaneCopy {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;

@@ -67,9 +67,18 @@ class CpuBackend final : public Backend {
     return {at, [](std::byte* p) { std::free(p); }};
   }
 
-  void write(const TensorView& to, std::span<const float> from) override { scatter(to, from); }
-  void read(const TensorView& from, std::span<float> to) override { gather(from, to); }
-  void write_stored(const TensorView& to, std::span<const std::byte> from) override { std::memcpy(to.data, from.data(), from.size()); }
+  void write(const TensorView& to, std::span<const float> from) override {
+    working();
+    scatter(to, from);
+  }
+  void read(const TensorView& from, std::span<float> to) override {
+    working();
+    gather(from, to);
+  }
+  void write_stored(const TensorView& to, std::span<const std::byte> from) override {
+    working();
+    std::memcpy(to.data, from.data(), from.size());
+  }
 
   void clear(const TensorView& to) override {
     if (to.columns) scatter(to, std::vector<float>(static_cast<std::size_t>(to.shape.elements()), 0.0f));
@@ -77,12 +86,14 @@ class CpuBackend final : public Backend {
   }
 
   void fill_normal(const TensorView& to, std::uint64_t state, float deviation) override {
+    working();
     std::vector<float> v(static_cast<std::size_t>(to.shape.elements()));
     for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(nearly_normal(state, i)) * (deviation / kNearlyNormalDeviation);
     scatter(to, v);
   }
 
   void add(const TensorView& from, const TensorView& to, float scale) override {
+    working();
     const SubnormalsAsZero scope;
     const auto n = static_cast<std::size_t>(to.shape.elements());
     std::vector<float> a(n), b(n);
@@ -93,6 +104,7 @@ class CpuBackend final : public Backend {
   }
 
   void copy(const TensorView& from, const TensorView& to) override {
+    working();
     if (from.dtype == to.dtype && !from.columns && !to.columns) {
       std::memmove(to.data, from.data, static_cast<std::size_t>(stored_bytes(to.dtype, to.shape).value));
       return;
@@ -103,6 +115,7 @@ class CpuBackend final : public Backend {
   }
 
   void call(const OpCall& call, std::span<const TensorView> operands, std::span<const TensorView> gradients, const CallContext& context) override {
+    working(flops(call.op, call.pass, call.wants));
     const SubnormalsAsZero scope;
     const Operands contract = moeplan::operands(call.op);
     const std::size_t n = contract.size();

@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kFormat = "moeplan.checkpoint.v2";
-constexpr std::size_t kMostBytes = std::size_t{1} << 40;
 
 struct Part {
   const char* prefix;
@@ -71,7 +70,7 @@ std::map<std::string, StoredTensor> tensors_of(const Place& root) {
 }
 
 /// The manifest of a save whose files are what it says. Throws InputError otherwise.
-Json verified(const fs::path& at) {
+Json verified(const fs::path& at, const std::function<void()>& told) {
   const std::string where = (at / "manifest.json").string();
   const Json json = load_json(at / "manifest.json");
   const Place root(json, where);
@@ -85,9 +84,9 @@ Json verified(const fs::path& at) {
     if (name != "state.safetensors") files.refuse("names " + shown(name));
     const Place file = files.at(name);
     if (!file.value().is_object() || !file.value().contains("bytes") || !file.value().contains("crc32c")) file.refuse("lacks bytes or crc32c");
-    const std::string bytes = read_text_file(at / name, kMostBytes);
-    if (static_cast<std::int64_t>(bytes.size()) != read_integer(file.at("bytes"), {0, 1e15})) throw InputError((at / name).string(), fmt::format("has {} bytes, its manifest says otherwise", bytes.size()));
-    if (fmt::format("{:08x}", crc32c(bytes)) != read_string(file.at("crc32c"))) throw InputError((at / name).string(), "does not have its checksum");
+    const Summed is = summed(at / name, told);
+    if (is.bytes != read_integer(file.at("bytes"), {0, 1e15})) throw InputError((at / name).string(), fmt::format("has {} bytes, its manifest says otherwise", is.bytes));
+    if (fmt::format("{:08x}", is.crc32c) != read_string(file.at("crc32c"))) throw InputError((at / name).string(), "does not have its checksum");
   }
   if (!files.value().contains("state.safetensors")) files.refuse("lacks state.safetensors");
   const TensorFiles stored(at, "state.safetensors");
@@ -127,7 +126,7 @@ std::string run_fingerprint(const Problem& problem, const Plan& plan) {
   return fmt::format("{:08x}", crc32c(all.dump()));
 }
 
-Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint, const TrainingProgress& progress, const Parameters& parameters, Backend& backend, std::size_t keep) {
+Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint, const TrainingProgress& progress, const Parameters& parameters, Backend& backend, std::size_t keep, const std::function<void()>& told) {
   const fs::path target = directory / fmt::format("step-{}", progress.step);
   if (fs::exists(target)) return {target, 0};   // this step is committed already; a committed save is never edited
   std::vector<NamedTensor> tensors;
@@ -148,8 +147,9 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
   require_space(directory, bytes);
   const fs::path fresh = fresh_directory(target);
   try {
-    const std::string state = safetensors_bytes(std::move(tensors));
-    write_durable(fresh / "state.safetensors", state);
+    const std::string header = safetensors_header(tensors);
+    const std::uint32_t sum = write_durable(fresh / "state.safetensors", safetensors_parts(header, tensors), told);
+    bytes = static_cast<std::int64_t>(fs::file_size(fresh / "state.safetensors"));
     Json manifest = Json::object();
     manifest["format"] = std::string(kFormat);
     manifest["step"] = progress.step;
@@ -159,26 +159,28 @@ Saved save_checkpoint(const fs::path& directory, const std::string& fingerprint,
     manifest["world"] = 1;
     if (!progress.placement.empty()) manifest["placement"] = progress.placement;
     manifest["tensors"] = std::move(listed);
-    manifest["files"]["state.safetensors"] = {{"bytes", state.size()}, {"crc32c", fmt::format("{:08x}", crc32c(state))}};
-    write_durable(fresh / "manifest.json", manifest.dump(1) + "\n");
+    manifest["files"]["state.safetensors"] = {{"bytes", bytes}, {"crc32c", fmt::format("{:08x}", sum)}};
+    write_durable(fresh / "manifest.json", {manifest.dump(1), "\n"});
     commit_directory(fresh, target);
-    bytes = static_cast<std::int64_t>(state.size());
   } catch (...) {
     fs::remove_all(fresh, error);
     throw;
   }
   const auto all = saves(directory);
-  for (std::size_t i = std::max<std::size_t>(keep, 2); i < all.size(); ++i) fs::remove_all(all[i].second, error);
+  for (std::size_t i = std::max<std::size_t>(keep, 2); i < all.size(); ++i) {
+    fs::remove_all(all[i].second, error);
+    if (told) told();
+  }
   clear_unfinished(directory);
   return {target, bytes};
 }
 
-std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::string& fingerprint, Parameters& parameters, Backend& backend) {
+std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::string& fingerprint, Parameters& parameters, Backend& backend, const std::function<void()>& told) {
   Resumed out;
   for (const auto& [step, at] : saves(directory)) {
     Json manifest;
     try {
-      manifest = verified(at);
+      manifest = verified(at, told);
     } catch (const InputError& e) {
       std::error_code error;
       const fs::path aside = fs::path(at).concat(".broken");
@@ -187,7 +189,8 @@ std::optional<Resumed> load_checkpoint(const fs::path& directory, const std::str
       continue;
     }
     const Place root(manifest, (at / "manifest.json").string());
-    const TensorFiles files(at, "state.safetensors");
+    TensorFiles files(at, "state.safetensors");
+    files.on_read(told);
     const auto saved = tensors_of(root);
     std::vector<std::string> faults;
     std::size_t expected = 0;

@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -40,7 +41,7 @@ std::uint32_t crc32c(std::string_view bytes, std::uint32_t before) {
   return ~x;
 }
 
-void write_durable(const fs::path& file, std::string_view bytes) {
+std::uint32_t write_durable(const fs::path& file, const std::vector<std::string_view>& parts, const std::function<void()>& told, std::size_t piece) {
   const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd < 0) refuse(file, "create");
   const auto fail = [&](const char* doing) {
@@ -50,14 +51,49 @@ void write_durable(const fs::path& file, std::string_view bytes) {
     errno = error;
     refuse(file, doing);
   };
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t n = ::write(fd, bytes.data() + done, bytes.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) fail("write");
-    done += static_cast<std::size_t>(n);
-  }
+  std::uint32_t crc = 0;
+  std::size_t unflushed = 0;
+  for (std::string_view rest : parts)
+    while (!rest.empty()) {
+      const ssize_t n = ::write(fd, rest.data(), std::min(rest.size(), piece - unflushed));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) fail("write");
+      crc = crc32c(rest.substr(0, static_cast<std::size_t>(n)), crc);
+      rest.remove_prefix(static_cast<std::size_t>(n));
+      unflushed += static_cast<std::size_t>(n);
+      if (unflushed < piece) continue;
+      // Not at the end alone: one flush of all that lies in memory would say nothing for as long as the disk takes.
+      if (::fdatasync(fd) != 0) fail("flush");
+      unflushed = 0;
+      if (told) told();
+    }
   if (::fsync(fd) != 0) fail("flush");
   if (::close(fd) != 0) refuse(file, "close");
+  if (told) told();
+  return crc;
+}
+
+Summed summed(const fs::path& file, const std::function<void()>& told, std::size_t piece) {
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) refuse(file, "open");
+  Summed out;
+  std::string buffer(piece, '\0');
+  while (true) {
+    const ssize_t n = ::read(fd, buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int error = errno;
+      ::close(fd);
+      errno = error;
+      refuse(file, "read");
+    }
+    if (n == 0) break;
+    out.bytes += n;
+    out.crc32c = crc32c({buffer.data(), static_cast<std::size_t>(n)}, out.crc32c);
+    if (told) told();
+  }
+  ::close(fd);
+  return out;
 }
 
 void flush_directory(const fs::path& directory) {

@@ -180,6 +180,10 @@ class Communicator {
   Communicator(std::string name, int rank, std::vector<int> world_ranks)
       : name_(std::move(name)), rank_(rank), world_ranks_(std::move(world_ranks)) {}
 
+  /// Whether somebody looks at the limits of calls from outside (a watchdog, the lifeline) and ends those that wait in vain: the transport's own
+  /// limit would end a wait for a rank that goes on with its work, too.
+  [[nodiscard]] bool watched() const { return progress_ != nullptr; }
+
   /// An error of this rank in `call`.
   [[nodiscard]] CommError error(CommFault fault, const Call& call, const std::string& reason) const;
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace moeplan {
 
 std::string Snapshot::text() const {
@@ -12,6 +14,7 @@ std::string Snapshot::text() const {
 void Progress::set_phase(std::string phase) {
   const std::lock_guard lock(mutex_);
   now_.phase = std::move(phase);
+  if (!now_.in_call) since_ = Clock::now();
   if (told_) told_();
 }
 
@@ -23,6 +26,19 @@ void Progress::on_phase(std::function<void()> told) {
 void Progress::set_limit(Duration limit) {
   const std::lock_guard lock(mutex_);
   limit_ = limit;
+}
+
+void Progress::set_stall(Duration stall) {
+  const std::lock_guard lock(mutex_);
+  if (stall_.count() > 0 && stall.count() == 0) untold_since_ = Clock::now();
+  now_.stall = stall_ = stall;
+  if (!now_.in_call) since_ = Clock::now();
+}
+
+void Progress::advance(Duration next) {
+  const std::lock_guard lock(mutex_);
+  now_.stall = stall_.count() > 0 ? std::max(stall_, next) : stall_;
+  if (!now_.in_call) since_ = Clock::now();
 }
 
 void Progress::enter(const std::string& communicator, const std::string& operation, std::uint64_t sequence, std::vector<int> members,
@@ -41,13 +57,16 @@ void Progress::enter(const std::string& communicator, const std::string& operati
 void Progress::leave() {
   const std::lock_guard lock(mutex_);
   now_.in_call = false;
+  now_.stall = stall_;
   since_ = Clock::now();
 }
 
 Snapshot Progress::snapshot() const {
   const std::lock_guard lock(mutex_);
   Snapshot copy = now_;
-  copy.elapsed = std::chrono::duration_cast<Duration>(Clock::now() - since_);
+  const auto now = Clock::now();
+  copy.elapsed = std::chrono::duration_cast<Duration>(now - since_);
+  if (untold_since_) copy.untold = std::chrono::duration_cast<Duration>(now - *untold_since_);
   return copy;
 }
 

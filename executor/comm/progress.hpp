@@ -1,13 +1,14 @@
 #pragma once
 /// Where a rank is, for whoever must say which rank held up the others: the phase of the step, the communication call it is
 /// in, and how far it came on each communicator. One `Progress` per rank; the rank writes it, the watchdog and the lifeline
-/// read copies.
+/// read copies. Where `set_stall` says so it also tells of work done outside calls, so that one that hangs is told from one that is slow.
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,10 +26,15 @@ struct Snapshot {
   std::uint64_t sequence = 0;                      ///< its number on that communicator
   std::vector<int> members;                        ///< world ranks whose part it needs
   std::map<std::string, std::uint64_t> entered;    ///< communicator -> number of the latest collective entered there
-  Duration elapsed{0};                             ///< in the call, or since the last one ended
-  Duration limit{0};                               ///< 0: none
+  Duration elapsed{0};                             ///< in the call; outside, since the last call, change of phase or work done
+  Duration limit{0};                               ///< of the call; 0: none
+  Duration stall{0};                               ///< most of `elapsed` outside calls; 0: nobody tells of work done, so nobody knows
+  Duration untold{1000000000};                     ///< since it stopped telling of work done, where `stall` is 0; long, where it never did
 
   [[nodiscard]] bool overdue() const { return in_call && limit.count() > 0 && elapsed > limit; }
+  [[nodiscard]] bool stalled() const { return !in_call && stall.count() > 0 && elapsed > stall; }
+  /// For how long it has kept others waiting at most: not while it went on with work that it told of.
+  [[nodiscard]] Duration answers_for() const { return stall.count() == 0 ? untold : in_call || stalled() ? elapsed : Duration{0}; }
   /// "forward dispatch, all_to_all #12 on world/ep.0" or "optimizer, outside communication".
   [[nodiscard]] std::string text() const;
 };
@@ -43,6 +49,10 @@ class Progress {
   void on_phase(std::function<void()> told);
   /// Limit for the calls entered from now on: `operation_limit(predicted)` of what comes next.
   void set_limit(Duration limit);
+  /// From now on work is told of at least so often while this rank is not in a call; 0: no more.
+  void set_stall(Duration stall);
+  /// Work was done outside calls. `next`: what the next piece may take, where that is more than the limit.
+  void advance(Duration next = Duration{0});
   void enter(const std::string& communicator, const std::string& operation, std::uint64_t sequence, std::vector<int> members, bool collective);
   void leave();
   [[nodiscard]] Snapshot snapshot() const;
@@ -50,8 +60,9 @@ class Progress {
  private:
   mutable std::mutex mutex_;
   Snapshot now_;
-  Duration limit_;
+  Duration limit_, stall_{0};
   Clock::time_point since_;
+  std::optional<Clock::time_point> untold_since_;
   std::function<void()> told_;
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 namespace moeplan {
 namespace {
@@ -28,6 +29,43 @@ bool has_come(const RankState& waiting, const RankState& other) {
     return theirs != o.entered.end() && theirs->second >= w.sequence;
   }
   return o.in_call && o.communicator == w.communicator && std::find(o.members.begin(), o.members.end(), waiting.rank) != o.members.end();
+}
+
+/// Has it gone on with its work until less than `limit` ago? Then it is not (yet) who holds up the others, however long those wait for it.
+bool goes_on(const Snapshot& at, Duration limit) { return !at.in_call && at.stall.count() > 0 ? !at.stalled() : at.answers_for() <= limit; }
+
+/// Along who waits for whom from an overdue call; nothing where it ends at a rank that goes on, or that has come only now.
+std::optional<Verdict> follow(const RankState& first, const std::map<int, const RankState*>& by_rank) {
+  const Duration limit = first.at.limit;
+  const std::string symptom = fmt::format("rank {} has waited {} ms in {} (limit {} ms)", first.rank, first.at.elapsed.count(), first.at.text(), limit.count());
+  const auto came_now = [&](const RankState& s) { return s.at.in_call && s.at.elapsed <= limit; };
+  std::set<int> visited;
+  const RankState* at = &first;
+  while (true) {
+    if (goes_on(at->at, limit)) return std::nullopt;
+    if (!at->at.in_call) return blame(*at, fmt::format("outside communication for {} ms, while {}", at->at.elapsed.count(), symptom));
+    if (!visited.insert(at->rank).second) {
+      std::string list;
+      for (const int r : visited) {
+        if (came_now(*by_rank.at(r))) return std::nullopt;
+        list += (list.empty() ? "" : ", ") + std::to_string(r);
+      }
+      return blame(*at, fmt::format("ranks {} wait for each other; {}", list, symptom));
+    }
+    const RankState* next = nullptr;
+    bool all_waited = true;
+    const auto order = [&](const RankState* s) { return std::tuple(!goes_on(s->at, limit), !s->at.in_call, s->at.elapsed); };
+    for (const int m : at->at.members) {
+      const auto it = by_rank.find(m);
+      if (it == by_rank.end() || m == at->rank) continue;
+      const RankState* s = it->second;
+      if (has_come(*at, *s)) all_waited = all_waited && !(s->at.communicator == at->at.communicator && came_now(*s));
+      else if (!next || order(s) > order(next)) next = s;
+    }
+    if (!next && !all_waited) return std::nullopt;   // the last to come has not been there for long
+    if (!next) return blame(*at, at == &first ? "all its ranks have come to the call, but it does not end; " + symptom : "it waits for no rank we know of; " + symptom);
+    at = next;
+  }
 }
 
 }  // namespace
@@ -54,30 +92,21 @@ std::optional<Verdict> find_culprit(const std::vector<RankState>& states) {
   for (const auto& [rank, s] : by_rank)
     if (s->silent) return blame_silent(*s, states, "no sign of life: it is stopped, or its host cannot be reached");
 
-  const RankState* first = nullptr;
   for (const auto& [rank, s] : by_rank)
-    if (s->at.overdue() && (!first || s->at.elapsed > first->at.elapsed)) first = s;
-  if (!first) return std::nullopt;
-  std::string symptom = fmt::format("rank {} has waited {} ms in {} (limit {} ms)", first->rank, first->at.elapsed.count(), first->at.text(), first->at.limit.count());
-  std::set<int> visited;
-  const RankState* at = first;
-  while (true) {
-    if (!at->at.in_call) return blame(*at, fmt::format("outside communication for {} ms, while {}", at->at.elapsed.count(), symptom));
-    if (!visited.insert(at->rank).second) {
-      std::string list;
-      for (const int r : visited) list += (list.empty() ? "" : ", ") + std::to_string(r);
-      return blame(*at, fmt::format("ranks {} wait for each other; {}", list, symptom));
-    }
-    const RankState* next = nullptr;
-    for (const int m : at->at.members) {
-      const auto it = by_rank.find(m);
-      if (it == by_rank.end() || m == at->rank || has_come(*at, *it->second)) continue;
-      const RankState* s = it->second;
-      if (!next || (next->at.in_call && !s->at.in_call) || (next->at.in_call == s->at.in_call && s->at.elapsed > next->at.elapsed)) next = s;
-    }
-    if (!next) return blame(*at, at == first ? "all its ranks have come to the call, but it does not end; " + symptom : "it waits for no rank we know of; " + symptom);
-    at = next;
+    if (s->at.stalled())
+      if (const RankState* waiting = who_waits_for(rank, states))
+        return blame(*s, fmt::format("no work done for {} ms (limit {} ms), while rank {} waits in {}", s->at.elapsed.count(), s->at.stall.count(), waiting->rank, waiting->at.text()));
+
+  std::vector<const RankState*> overdue;
+  for (const auto& [rank, s] : by_rank)
+    if (s->at.overdue()) overdue.push_back(s);
+  std::stable_sort(overdue.begin(), overdue.end(), [](const RankState* a, const RankState* b) { return a->at.elapsed > b->at.elapsed; });
+  std::set<std::pair<std::string, std::uint64_t>> calls;   // of one, one wait tells as much as all
+  for (const RankState* s : overdue) {
+    if (!calls.insert({s->at.communicator, s->at.sequence}).second) continue;
+    if (const auto verdict = follow(*s, by_rank)) return verdict;
   }
+  return std::nullopt;
 }
 
 Duration operation_limit(double seconds, const LimitRule& rule) {

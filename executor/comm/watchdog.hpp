@@ -1,7 +1,7 @@
 #pragma once
 /// Who held up the others, and a thread that asks. Limits come from predicted times; a rank that overruns its limit is a symptom,
 /// so the culprit is looked for along who waits for whom: from the overdue call to a member that has not come to it, and so on,
-/// until a rank that is not waiting for anybody.
+/// until a rank that is not waiting for anybody. Where that one tells of its work (`Progress::set_stall`) it is left alone as long as it does.
 
 #include <condition_variable>
 #include <functional>
@@ -37,7 +37,7 @@ struct Verdict {
 /// that call says better than its last word what it was about: all ranks make the same calls.
 [[nodiscard]] const RankState* who_waits_for(int rank, const std::vector<RankState>& states);
 
-/// Empty if nobody is gone, silent or overdue. `states` in any order; a rank that is absent from it is fine.
+/// Empty if nobody is gone, silent, overdue or stalled while another waits for it, or if who is waited for goes on with its work. `states` in any order; a rank that is absent from it is fine.
 [[nodiscard]] std::optional<Verdict> find_culprit(const std::vector<RankState>& states);
 
 struct LimitRule {
@@ -49,6 +49,8 @@ struct LimitRule {
 /// Within `kOut` of a call that waits for a rank in vain all have left: that it is overdue is known `kNoticed` after its limit (three signs of life, a
 /// second apart: one on its way, two to look on), and what does not leave within `kGrace` of the verdict is ended.
 inline constexpr Duration kOut{60000}, kNoticed{3000}, kGrace{15000};
+/// How long a rank that tells of its work may tell of none: what the above leaves, less two seconds in which processes end.
+inline constexpr Duration kStalled = kOut - kNoticed - kGrace - Duration{2000};
 
 /// How long a call within a step may wait for the others, who do at most a step's work before they come: 5 times what a step is predicted to take (0:
 /// nobody says) or the longest so far took, whichever is more; at least 20 s, and no more than `kOut` leaves unless 1.5 times a step is. The first step

@@ -73,6 +73,7 @@ class CudaBackend final : public Backend {
   }
 
   void write(const TensorView& to, std::span<const float> from) override {
+    working();
     if (plain_bytes(to.dtype) == 0) {
       std::vector<std::byte> bytes(static_cast<std::size_t>(stored_bytes(to.dtype, to.shape).value));
       encode_stored(to.dtype, to.shape, from, bytes.data());
@@ -94,6 +95,7 @@ class CudaBackend final : public Backend {
   }
 
   void read(const TensorView& from, std::span<float> to) override {
+    working();
     if (plain_bytes(from.dtype) == 0) {
       staging_.resize(static_cast<std::size_t>(stored_bytes(from.dtype, from.shape).value));
       kernels::check(cudaMemcpyAsync(staging_.data(), from.data, staging_.size(), cudaMemcpyDefault, stream_.get()), "copy stored weights from the device");

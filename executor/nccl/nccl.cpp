@@ -274,7 +274,7 @@ class Nccl final : public Communicator {
       if (result != ncclSuccess) give_up(call, CommFault::library, message(result));
       if (!accepted(state)) give_up(call, state == ncclRemoteError ? CommFault::peer_lost : CommFault::library, message(state));
       if (state == ncclSuccess && done()) return;
-      if (Clock::now() > end) give_up(call, CommFault::timeout, fmt::format("not done within {} ms", options_.limit.count()));
+      if (!watched() && Clock::now() > end) give_up(call, CommFault::timeout, fmt::format("not done within {} ms", options_.limit.count()));
       if (spins < 1000) std::this_thread::yield();
       else std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "core/error.hpp"
 #include "executor/rendezvous/rank_process.hpp"
@@ -17,12 +18,12 @@ void run_team(int ranks, const std::function<void(Communicator&, Progress&)>& bo
   std::mutex mutex;
   std::optional<Verdict> verdict;
   std::exception_ptr refused;
-  Communicator* any = nullptr;  // guarded by the mutex: one that is there, to abort all through it
+  std::set<Communicator*> there;  // guarded by the mutex: any of them aborts all
   const auto decide = [&](const Verdict& v) {
     const std::lock_guard lock(mutex);
     if (verdict || refused) return;
     verdict = v;
-    if (any) any->abort(v.text());
+    if (!there.empty()) (*there.begin())->abort(v.text());
   };
   const auto rank = [&](Communicator& world) {
     Progress& mine = progress[static_cast<std::size_t>(world.rank())];
@@ -30,17 +31,17 @@ void run_team(int ranks, const std::function<void(Communicator&, Progress&)>& bo
     world.barrier();  // all communicators are there from here until all have left
     {
       const std::lock_guard lock(mutex);
-      if (world.rank() == 0) any = &world;
+      there.insert(&world);
     }
     struct Leaving {
       std::mutex& mutex;
-      Communicator*& any;
-      const Communicator* own;
+      std::set<Communicator*>& there;
+      Communicator* own;
       ~Leaving() {
         const std::lock_guard lock(mutex);
-        if (any == own) any = nullptr;
+        there.erase(own);
       }
-    } const leaving{mutex, any, &world};
+    } const leaving{mutex, there, &world};
     try {
       body(world, mine);
     } catch (const InputError&) {
@@ -64,7 +65,7 @@ void run_team(int ranks, const std::function<void(Communicator&, Progress&)>& bo
     const Watchdog watchdog(std::move(watched), decide,
                             Duration{std::clamp<Duration::rep>(options.limit.count() / 4, 5, 250)});
     try {
-      run_ranks(ranks, rank, {.limit = 2 * options.limit + Duration{1000}});
+      run_ranks(ranks, rank, {.limit = Duration{0}});  // the watchdog ends what waits in vain
     } catch (...) {
       first = std::current_exception();
     }

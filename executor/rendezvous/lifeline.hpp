@@ -41,7 +41,7 @@ class Lifeline {
   Lifeline& operator=(const Lifeline&) = delete;
 
   /// All ranks meet here, without the device: before a manifest is written, say. `name` must agree. Throws CommError `peer_lost` with
-  /// the verdict if a rank is lost first, `timeout` after twice `limit` if not even a verdict came.
+  /// the verdict if a rank is lost first, or does not come within `limit` and has no work to tell of.
   void barrier(const std::string& name, Duration limit);
 
   /// This rank cannot go on (an exception, memory, a NaN that policy does not allow): all others are told, with it as the culprit, or with

@@ -82,6 +82,7 @@ std::optional<std::string> run_rank_process(const RankProcess& process, const Tr
     if (const auto verdict = lifeline.verdict()) world->abort(verdict->text());   // lost while the world was opened
     body(*world, progress);
     progress.set_phase("shutdown");
+    progress.set_stall(std::min(process.limit, kStalled));
     lifeline.barrier("end", process.limit);
     return std::nullopt;
   } catch (const InputError& e) {

@@ -123,6 +123,7 @@ std::span<const std::byte> TensorFiles::bytes(const std::string& name, std::int6
   const Shard& shard = *shards_[it->second.shard];
   if (begin < 0 || end < begin || end > t.end - t.begin) throw InputError(shard.where, fmt::format("tensor {} has {} bytes, {} to {} are asked for", shown(name), t.end - t.begin, begin, end));
   shard.unchanged();
+  if (told_) told_();
   return {shard.at + shard.data + t.begin + begin, static_cast<std::size_t>(end - begin)};
 }
 
@@ -136,7 +137,11 @@ std::vector<float> TensorFiles::floats(const std::string& name, std::int64_t beg
   if (!t) throw InputError(where_, "has no tensor " + shown(name));
   std::vector<float> out(static_cast<std::size_t>(count));
   const NumberType type = number_type(*t, where_);
-  type.decode(bytes(name, begin * type.bytes, (begin + count) * type.bytes).data(), out);
+  constexpr std::int64_t most = std::int64_t{1} << 24;
+  for (std::int64_t at = 0; at < count || at == 0; at += most) {
+    const std::int64_t n = std::min(most, count - at);
+    type.decode(bytes(name, (begin + at) * type.bytes, (begin + at + n) * type.bytes).data(), std::span(out).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(n)));
+  }
   return out;
 }
 
@@ -167,7 +172,7 @@ NumberType number_type(const StoredTensor& t, const std::string& where) {
   return it->second;
 }
 
-std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+std::string safetensors_header(std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
   std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
   Json header = Json::object();
   header["__metadata__"] = {{"format", "pt"}};
@@ -182,8 +187,19 @@ std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<s
   text.resize((text.size() + 7) / 8 * 8, ' ');
   std::string out(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) out[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
-  out += text;
-  for (const NamedTensor& t : tensors) out.append(reinterpret_cast<const char*>(t.values.data()), 4 * t.values.size());
+  return out + text;
+}
+
+std::vector<std::string_view> safetensors_parts(const std::string& header, const std::vector<NamedTensor>& tensors) {
+  std::vector<std::string_view> out{header};
+  for (const NamedTensor& t : tensors) out.emplace_back(reinterpret_cast<const char*>(t.values.data()), 4 * t.values.size());
+  return out;
+}
+
+std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+  const std::string header = safetensors_header(tensors, metadata);
+  std::string out;
+  for (const std::string_view part : safetensors_parts(header, tensors)) out += part;
   return out;
 }
 

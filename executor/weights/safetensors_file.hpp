@@ -3,6 +3,7 @@
 /// never more than the slice that is asked for is touched.
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -32,6 +33,8 @@ class TensorFiles {
   TensorFiles(TensorFiles&&) noexcept;
   ~TensorFiles();
 
+  /// `told` hears of each stretch before it is read; `floats` reads in stretches of at most 2^24 elements.
+  void on_read(std::function<void()> told) { told_ = std::move(told); }
   [[nodiscard]] const StoredTensor* find(const std::string& name) const;
   [[nodiscard]] std::vector<std::string> names() const;
   [[nodiscard]] const std::string& where() const { return where_; }
@@ -50,6 +53,7 @@ class TensorFiles {
   };
   void add(const std::filesystem::path& directory, const std::string& file);
   std::string where_;
+  std::function<void()> told_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::map<std::string, Entry> tensors_;
 };
@@ -61,7 +65,12 @@ struct NamedTensor {
   std::vector<float> values;
 };
 
-/// The bytes of a safetensors file: tensors by name (all F32), header padded to eight bytes, `metadata` as given besides format "pt".
+/// Puts the tensors into the order of a safetensors file, which is by name, and gives what stands before their bytes there: all are F32, the header is
+/// padded to eight bytes, `metadata` as given besides format "pt".
+[[nodiscard]] std::string safetensors_header(std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata = {});
+/// The parts of the file, in the memory of `header` and of the tensors it was made of.
+[[nodiscard]] std::vector<std::string_view> safetensors_parts(const std::string& header, const std::vector<NamedTensor>& tensors);
+/// The whole of it.
 [[nodiscard]] std::string safetensors_bytes(std::vector<NamedTensor> tensors, const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace moeplan

@@ -114,6 +114,100 @@ TEST(Culprit, the_dead_come_before_the_silent_and_those_before_the_slow) {
   EXPECT_EQ(find_culprit({overdue, slow})->rank, 1);
 }
 
+RankState working(int rank, const std::string& comm, std::uint64_t last, int elapsed, int stall) {
+  RankState s = computing(rank, comm, last, elapsed);
+  s.at.phase = "save";
+  s.at.stall = Duration{stall};
+  return s;
+}
+
+TEST(Culprit, a_rank_that_tells_of_its_work_is_waited_for_however_long_that_takes) {
+  EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1}, 90000, 1000), working(1, "world", 4, 300, 400)}));
+}
+
+TEST(Culprit, one_that_has_none_to_tell_of_is_blamed_before_the_call_that_waits_is_overdue) {
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1}, 700, 1000), working(1, "world", 4, 500, 400)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->text(), "rank 1 on h1: save, outside communication: no work done for 500 ms (limit 400 ms), while rank 0 waits in backward, all_reduce #5 on world");
+}
+
+TEST(Culprit, one_that_has_none_to_tell_of_is_let_be_while_nobody_waits_for_it) {
+  EXPECT_FALSE(find_culprit({computing(0, "world", 4, 700), working(1, "world", 4, 500, 400)}));
+  EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1, 2}), working(1, "world", 5, 500, 400), computing(2, "world", 4)})) << "it has come";
+}
+
+TEST(Culprit, another_overdue_call_is_looked_at_where_the_first_waits_for_a_rank_that_works) {
+  const auto v = find_culprit({waiting(0, "world/a", 5, {0, 1}, 2500), working(1, "world/a", 4, 300, 400), waiting(2, "world/b", 7, {2, 3}, 1500), computing(3, "world/b", 6)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 3);
+}
+
+// The first has waited for one that loaded for long; that one then comes, so all have, and the call may take its time.
+TEST(Culprit, a_call_is_not_said_not_to_end_before_the_last_to_come_has_waited_too) {
+  RankState late = waiting(1, "world", 5, {0, 1}, 50, 1000);
+  EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1}, 100000, 1000), late}));
+  late.at.elapsed = Duration{1500};
+  EXPECT_TRUE(find_culprit({waiting(0, "world", 5, {0, 1}, 100000, 1000), late}));
+}
+
+TEST(Culprit, a_circle_is_not_called_one_before_the_last_to_come_has_waited_too) {
+  EXPECT_FALSE(find_culprit({waiting(0, "a", 1, {0, 1}, 100000), waiting(1, "b", 1, {0, 1}, 50)}));
+}
+
+TEST(Culprit, of_two_that_are_waited_for_the_one_that_does_not_go_on_is_blamed) {
+  const RankState moves = working(1, "world", 4, 390, 400);
+  const auto watched = find_culprit({waiting(0, "world", 5, {0, 1, 2}, 1500), moves, working(2, "world", 4, 410, 400)});
+  ASSERT_TRUE(watched);
+  EXPECT_EQ(watched->rank, 2);
+  const auto not_watched = find_culprit({waiting(0, "world", 5, {0, 1, 2}, 1500), moves, computing(2, "world", 4, 100)});
+  ASSERT_TRUE(not_watched);
+  EXPECT_EQ(not_watched->rank, 2);
+}
+
+// Where weights have been loaded slowly and the first step begins, which tells of no work: others have waited in their first call since long ago.
+TEST(Culprit, one_that_has_just_ended_its_slow_work_has_a_limit_of_its_own) {
+  RankState begins = computing(1, "world", 4, 20);
+  begins.at.untold = Duration{600};
+  EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1}, 100000, 1000), begins}));
+  RankState in_another = waiting(1, "world/ep.0", 3, {1, 2}, 50);
+  in_another.at.untold = Duration{600};
+  EXPECT_FALSE(find_culprit({waiting(0, "world", 5, {0, 1}, 100000, 1000), in_another, computing(2, "world/ep.0", 2)}));
+  begins.at.untold = Duration{1100};
+  const auto v = find_culprit({waiting(0, "world", 5, {0, 1}, 100000, 1000), begins});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 1);
+}
+
+TEST(Stall, leaves_time_to_notice_to_leave_and_to_end_within_the_minute) { EXPECT_EQ(kStalled, Duration{40000}); }
+
+TEST(Stall, is_put_off_by_work_by_calls_and_by_changes_of_phase) {
+  Progress p;
+  EXPECT_EQ(p.snapshot().stall, Duration{0});
+  p.set_stall(Duration{50});
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_TRUE(p.snapshot().stalled());
+  p.advance();
+  EXPECT_FALSE(p.snapshot().stalled());
+  p.advance(Duration{3600000});   // what comes next takes longer
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_FALSE(p.snapshot().stalled());
+  p.advance();
+  std::this_thread::sleep_for(Duration{60});
+  p.enter("world", "barrier", 1, {0, 1}, true);
+  EXPECT_FALSE(p.snapshot().stalled()) << "that is for its own limit";
+  p.leave();
+  EXPECT_FALSE(p.snapshot().stalled());
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_TRUE(p.snapshot().stalled());
+  p.set_phase("load");
+  EXPECT_FALSE(p.snapshot().stalled());
+  p.set_stall(Duration{0});
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_FALSE(p.snapshot().stalled());
+  EXPECT_GE(p.snapshot().answers_for(), Duration{60});
+  EXPECT_LT(p.snapshot().answers_for(), Duration{10000}) << "only since nobody is told any more";
+}
+
 TEST(OperationLimit, is_a_multiple_of_the_prediction_with_a_floor) {
   EXPECT_EQ(operation_limit(0.001), Duration{20000});
   EXPECT_EQ(operation_limit(10), Duration{50000});

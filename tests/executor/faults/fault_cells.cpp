@@ -4,7 +4,7 @@
 ///   fault_cells PROGRAM SHIM MODEL.json [--backend cpu|cuda] [--plan FILE] [--ranks 2] [--trials 5] [--first 0] [--within SECONDS]
 ///               [--at-once 4] [--only TEXT] [--rank-timeout 6] [--devices 1] [--json FILE]
 ///
-/// `--rank-timeout 0` leaves the limits to the program. `--only` keeps cells whose "action phase" has one of the comma-separated texts (and is needed for a rank that hangs: "hang forward"), `--first` is the number of the first trial, and after
+/// `--rank-timeout 0` leaves the limits to the program. `--only` keeps cells whose "action phase" has one of the comma-separated texts (and is needed for ranks that hang or are slow: "hang forward", "slow save"), `--first` is the number of the first trial, and after
 /// `--within` no other trial begins. Exit code 0: all trials were made, all left in time, no save was lost, and at least 95 % of them named the
 /// culprit; 77: this machine cannot run it.
 
@@ -118,7 +118,7 @@ void begin(const Options& o, Trial& t, const fs::path& base, const fs::path& tok
       e["MOEPLAN_FAULT"] = fmt::format("phase={};function={};hit={};do={}", phase_in_program(t.phase), t.point.function, t.point.hit, shim_action(t.action, t.point, o.backend));
     }
     std::vector<std::string> words = run_words(o, o.backend, t);
-    for (const char* w : {"--stop-after", "3"}) words.emplace_back(w);
+    for (const char* w : {"--stop-after", t.action == kSlow ? "1" : "3"}) words.emplace_back(w);
     t.pids.push_back(start(words, e, t.folder / fmt::format("rank{}.txt", r)));
   }
 }
@@ -151,8 +151,8 @@ bool over(const Options& o, Trial& t) {
   return true;
 }
 
-/// A NaN on its way is no reason to stop: the step is skipped by all, and the rank named.
-bool passes(const Trial& t) { return t.action == "nan" && (t.phase == "forward dispatch" || t.phase == "backward reduce"); }
+/// A NaN on its way is no reason to stop: the step is skipped by all, and the rank named. Nor is a slow rank.
+bool passes(const Trial& t) { return t.action == kSlow || (t.action == "nan" && (t.phase == "forward dispatch" || t.phase == "backward reduce")); }
 
 void judge(const Options& o, Trial& t) {
   const std::string host = own_host_name(), who = fmt::format("rank {}", t.culprit), at = fmt::format("{} on {}: ", who, host);
@@ -178,6 +178,7 @@ void judge(const Options& o, Trial& t) {
     t.named = t.named && (line.find(at) != std::string::npos || (rendezvous && line.find(who + " ") != std::string::npos && line.find("rendezvous") != std::string::npos));
     t.same_phase = t.same_phase && line.find(t.phase) != std::string::npos;
   }
+  if (t.action == kSlow) t.named = t.same_phase = t.left_s > 2 * o.rank_timeout;   // nobody is named; was it slow?
   // What rank 0 has printed of a step tells that the step before it was saved.
   std::int64_t printed = kBase, committed = 0;
   std::istringstream lines(text_of(t.folder / "rank0.txt"));
@@ -264,11 +265,13 @@ int main(int argc, char** argv) {
 
   std::vector<Trial> trials;
   std::vector<const char*> actions(kActions.begin(), kActions.end());
-  if (o.only.find(kHang) != std::string::npos) actions.push_back(kHang);
+  for (const char* more : {kHang, kSlow})
+    if (o.only.find(more) != std::string::npos) actions.push_back(more);
   for (const char* action : actions)
     for (const char* phase : kPhases) {
       if (!wanted(o, fmt::format("{} {}", action, phase))) continue;
-      const std::vector<Point> places = points(phase, std::string(action) == "nan", o.backend);
+      const std::vector<Point> places = std::string(action) == kSlow ? slow_points(phase, o.backend) : points(phase, std::string(action) == "nan", o.backend);
+      if (places.empty()) continue;
       for (int n = o.first; n < o.first + o.trials; ++n) {
         Trial t{.action = action, .phase = phase, .number = n, .point = places[static_cast<std::size_t>(n) % places.size()], .folder = room / std::to_string(trials.size()), .pids = {}, .codes = {}, .began = {}, .heard = {}, .note = {}};
         t.culprit = t.point.first ? 0 : o.ranks - 1;

@@ -5,7 +5,7 @@
 ///   MOEPLAN_FAULT='phase=save;function=13write_durableE;hit=2;do=kill'
 ///
 /// `function`: part of a symbol's mangled name. `phase`: what the rank last told `Progress::set_phase`; "start" before that.
-/// `do`: kill, stop (signals to itself) | exit (code 0) | hang (this thread only; the others go on) | throw (the function throws std::runtime_error instead of running) |
+/// `do`: kill, stop (signals to itself) | exit (code 0) | hang (this thread only; the others go on) | slow:MS (sleeps so long, then goes on, here and each time after) | throw (the function throws std::runtime_error instead of running) |
 /// memory (its next operator new throws std::bad_alloc) | return:N (the function gives back N) | nan:REGISTER[:BYTES] (where the argument
 /// points, on the host or the device; *REGISTER: where what it points to points).
 
@@ -121,7 +121,9 @@ void trapped(int, siginfo_t*, void* raw) {
   if (met == &set_phase) {   // (this, std::string by reference)
     const auto* text = reinterpret_cast<const std::string*>(r[REG_RSI]);
     std::snprintf(phase, sizeof phase, "%s", text->c_str());
-  } else if (wanted_phase == phase && ++hits == wanted_hit) {
+  } else if (wanted_phase == phase && ++hits >= wanted_hit && action.rfind("slow:", 0) == 0) {
+    ::usleep(1000 * static_cast<unsigned>(std::atoi(action.c_str() + 5)));
+  } else if (wanted_phase == phase && hits == wanted_hit) {
     act(context);
     return;   // once
   }

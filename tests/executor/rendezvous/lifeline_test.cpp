@@ -41,6 +41,9 @@ void die_a_while_later(Lifeline&) {
 void stop(Lifeline&) { ::raise(SIGSTOP); }
 void exit_quietly(Lifeline&) { ::_exit(0); }
 void hang(Lifeline&) { std::this_thread::sleep_for(std::chrono::seconds(60)); }
+/// Its work takes longer than a barrier may, and it tells of it, or of none.
+void work_slowly(Lifeline&) {}
+void stand_still(Lifeline&) { std::this_thread::sleep_for(std::chrono::seconds(60)); }
 void fail(Lifeline& l) {
   l.fail("out of memory: 3 GiB asked for");
   throw std::bad_alloc();
@@ -61,6 +64,11 @@ int rank_main(int rank, int port, int culprit, Fault fault, int out) {
       progress.set_phase("forward dispatch");
       if (rank == culprit && step == 5) {
         progress.set_phase("backward reduce");
+        if (fault == work_slowly || fault == stand_still) progress.set_stall(Duration{1500});
+        for (int piece = 0; fault == work_slowly && piece < 20; ++piece) {
+          progress.advance();
+          std::this_thread::sleep_for(Duration{300});
+        }
         fault(line);
       }
       line.barrier("step", kCallLimit);
@@ -150,6 +158,20 @@ TEST(Lifeline, a_rank_that_hangs_outside_communication_is_named_with_its_phase_a
     EXPECT_EQ(p.code, kLost) << p.said;
     expect_in("rank 2 on node2: backward reduce, outside communication", p.said);
     expect_in("barrier step #6 on lifeline", p.said);
+  }
+}
+
+TEST(Lifeline, a_rank_that_goes_on_with_its_work_is_waited_for) {
+  for (const Process& p : run(2, work_slowly)) {
+    EXPECT_EQ(p.code, 0) << p.said;
+    EXPECT_EQ(p.said, "done\n");
+  }
+}
+
+TEST(Lifeline, a_rank_that_has_no_work_to_tell_of_is_named_before_the_barrier_is_overdue) {
+  for (const Process& p : run(2, stand_still)) {
+    EXPECT_EQ(p.code, kLost) << p.said;
+    expect_in("rank 2 on node2: backward reduce, outside communication: no work done for", p.said);
   }
 }
 

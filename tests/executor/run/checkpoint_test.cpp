@@ -228,10 +228,44 @@ TEST(Durable, ChecksumsAreCrc32c) {
   EXPECT_EQ(crc32c("56789", crc32c("1234")), 0xE3069283u);
 }
 
+TEST(Durable, TellsOfEachPieceThatIsOnTheDiskOrWasReadFromIt) {
+  const Scratch dir;
+  const std::string first(1000, 'a'), second(50, 'b');
+  int told = 0;
+  const std::uint32_t sum = write_durable(dir.path() / "f", {first, "", second}, [&] { ++told; }, 100);
+  EXPECT_EQ(told, 11) << "ten pieces, and the end";
+  EXPECT_EQ(read_text_file(dir.path() / "f", 5000), first + second);
+  EXPECT_EQ(sum, crc32c(first + second));
+  told = 0;
+  const Summed is = summed(dir.path() / "f", [&] { ++told; }, 100);
+  EXPECT_EQ(told, 11);
+  EXPECT_EQ(is.bytes, 1050);
+  EXPECT_EQ(is.crc32c, sum);
+  EXPECT_THROW((void)summed(dir.path() / "none"), InputError);
+}
+
+TEST(Checkpoint, TellsOfItsWorkWhenItSavesAndWhenItLoads) {
+  TinyRun run(small(), plan(small()), cpu_backend(CpuStorage::as_planned));
+  const Scratch dir;
+  int told = 0;
+  (void)save_checkpoint(dir.path(), "x", {1, {}, 1}, run.trainer->parameters(), *run.backend, 2, [&] { ++told; });
+  EXPECT_EQ(told, 1) << "the state is less than a piece";
+  int worked = 0;
+  run.backend->on_work([&](Flops) { ++worked; });
+  told = 0;
+  ASSERT_TRUE(load_checkpoint(dir.path(), "x", run.trainer->parameters(), *run.backend, [&] { ++told; }));
+  const int tensors = worked;   // each is read, then written
+  EXPECT_GT(tensors, 10);
+  EXPECT_EQ(told, 1 + tensors);
+  worked = 0;
+  (void)save_checkpoint(dir.path(), "x", {2, {}, 1}, run.trainer->parameters(), *run.backend);
+  EXPECT_EQ(worked, tensors);
+}
+
 TEST(Durable, NeverWritesOverAFile) {
   const Scratch dir;
   dir.write("a", "before");
-  EXPECT_THROW(write_durable(dir.path() / "a", "after"), InputError);
+  EXPECT_THROW(write_durable(dir.path() / "a", {"after"}), InputError);
   EXPECT_EQ(read_text_file(dir.path() / "a", 100), "before");
 }
 

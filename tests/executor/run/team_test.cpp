@@ -107,6 +107,36 @@ TEST(Team, NamesTheRankThatDoesNotCome) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+TEST(Team, WaitsForARankThatGoesOnWithItsWork) {
+  run_team(3,
+           [](Communicator& world, Progress& progress) {
+             progress.set_stall(Duration{400});
+             for (int piece = 0; world.rank() == 1 && piece < 30; ++piece) {
+               std::this_thread::sleep_for(std::chrono::milliseconds(40));
+               progress.advance();
+             }
+             world.barrier();
+           },
+           {.host = "gpu07", .limit = Duration{100}});
+}
+
+TEST(Team, NamesTheRankWhoseWorkStands) {
+  try {
+    run_team(3,
+             [](Communicator& world, Progress& progress) {
+               progress.set_stall(Duration{200});
+               progress.set_phase("save");
+               if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+               world.barrier();
+             },
+             {.host = "gpu07", .limit = Duration{300000}});
+    FAIL() << "nobody was missed";
+  } catch (const RankFailed& e) {
+    EXPECT_EQ(e.verdict().rank, 1) << e.what();
+    EXPECT_NE(std::string(e.what()).find("rank 1 on gpu07: save, outside communication: no work done for"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Team, NamesTheRankThatLeavesEarly) {
   try {
     run_team(2, [](Communicator& world, Progress&) {
