@@ -1,6 +1,6 @@
 #!/bin/bash
-# The second, third and fourth set of plans that no calibration used (bench/results/blind_h200.md; 17 to 24 are the third, from 25 on the fourth), on one H200. FROM: the first of them, 1 if not given.
-#   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]    before the run: FOLDER/NN.json
+# The second to fifth set of plans that no calibration used (bench/results/blind_h200.md; 17 to 24 are the third, 25 to 32 the fourth, from 33 on the fifth), on one H200. FROM: the first of them, 1 if not given.
+#   bench/blind.sh plan MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]    before the run: FOLDER/NN.json; by the profile that PROFILE names, if it is set
 #   bench/blind.sh run MOEPLAN FOLDER K3_OF_4_LAYERS [FROM]     FOLDER/NN.measured.json
 #   bench/blind.sh compare MOEPLAN FOLDER K3_OF_4_LAYERS [FROM] FOLDER/NN.compare.json
 set -e
@@ -11,7 +11,7 @@ each() {   # MODEL SEQUENCES LENGTH RECOMPUTE [--targets ... --rank ...]
   if [ $number -lt "$from" ]; then return; fi
   local name; name=$folder/$(printf %02d $number)
   case $what in
-    plan) "$moeplan" plan "$1" --device h200 --gpus 1 --global-batch "$2" --micro-batch "$2" --seq "$3" --recompute "$4" --offload none --frozen-storage bf16 "${@:5}" -q --json -o "$name.json" > "$name.planned.json" ;;
+    plan) "$moeplan" plan "$1" --device h200 --gpus 1 --global-batch "$2" --micro-batch "$2" --seq "$3" --recompute "$4" --offload none --frozen-storage bf16 ${PROFILE:+--profile "$PROFILE"} "${@:5}" -q --json -o "$name.json" > "$name.planned.json" ;;
     run) "$moeplan" run "$name.json" --backend cuda --data random --steps 10 -q -o "$name.measured.json" > "$name.log" 2>&1 || echo "$name: $(tail -n 1 "$name.log")" ;;
     compare) "$moeplan" compare "$name.json" "$name.measured.json" -q --json > "$name.compare.json" ;;
   esac
@@ -49,3 +49,13 @@ each gpt-oss-20b 2 2944 selective --targets attention,experts --rank 80
 each gpt-oss-20b 3 2432 none
 each "$k3" 1 4352 full --targets attention,shared --rank 36
 each deepseek-v2-lite 2 3200 none
+each kimi-linear-48b-a3b 1 6400 full --targets attention,shared --rank 96
+each kimi-linear-48b-a3b 2 2688 full --targets attention,dense --rank 28
+each qwen3-30b-a3b 1 8704 full --targets attention --rank 104
+each qwen3-30b-a3b 3 1984 none
+each gpt-oss-20b 1 7424 full
+each gpt-oss-20b 2 3456 none --targets attention,experts --rank 96
+each gpt-oss-20b 3 1728 selective --targets attention --rank 44
+each "$k3" 1 4224 selective --targets attention --rank 112
+each "$k3" 2 2688 full
+each olmoe-1b-7b 2 3712 full

@@ -12,6 +12,7 @@
 
 #include "cli/backends.hpp"
 #include "cli/calibrate_links.hpp"
+#include "cli/calibrate_mix.hpp"
 #include "cli/command.hpp"
 #include "cli/output_files.hpp"
 #include "cli/table.hpp"
@@ -36,8 +37,7 @@ constexpr double kTooNoisy = 0.25;
 
 struct Options {
   std::vector<std::string> plans, models, targets, only;
-  std::vector<std::int64_t> sequences, micro_batches{1};
-  std::optional<std::int64_t> rank;
+  std::vector<std::int64_t> sequences, micro_batches{1}, ranks;
   std::string output, backend = "cpu", name, device, runtime, method, links_most;
   int ep = 1, links = 0;
   std::optional<double> busy_milliseconds;
@@ -60,6 +60,8 @@ std::optional<double> busy_of(const DeviceProfile& profile) {
   return out;
 }
 constexpr double kWritten = 1e-3;   ///< files give four digits
+/// Of a device's free memory, what the steps of a mix may be predicted to need.
+constexpr double kMixRoom = 0.97;
 std::string taken(double busy) { return busy > 0 ? fmt::format("behind {} of products", duration({busy})) : "without products before"; }
 
 /// The device of configs/devices that is meant: by flag, "cpu", or the one whose name the driver's holds ("NVIDIA H200": h200).
@@ -96,29 +98,82 @@ void keep_only(const std::vector<std::string>& names, std::map<std::string, Call
     if (!known.contains(name)) throw InputError("--only", shown(name) + " is no operator that is called", fmt::format("there are {}", fmt::join(known, ", ")));
 }
 
-/// The calls of one model's layers on `ep` expert ranks at one length, and those on routed rows at other loads. Returns what its step touches.
-Bytes add_model(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, const std::string& device, Calls& calls) {
+/// One model at one length, on `ep` expert ranks, cut for nothing else. `profile`: with which it is priced; the default's where there is none.
+LoadedPlan model_plan(const Context& context, const Options& options, const std::string& model, std::optional<std::int64_t> sequence, std::int64_t micro_batch, std::optional<std::int64_t> rank, const std::string& device, const std::optional<std::string>& profile = {}) {
   ProblemRequest request;
   request.model = model;
   request.device = device;
   request.gpus = options.ep;
   request.runtime = options.runtime;
+  request.profile = profile;
   request.sequence_length = sequence;
   request.targets = options.targets;
-  request.rank = options.rank;
+  request.rank = rank;
   if (options.method == "full") request.method = Training::full;
-  const Problem problem = make_problem(context.configs, request);
-  Plan plan;
-  plan.parallelism.ep = plan.parallelism.dp_shard = options.ep;
-  plan.micro_batch = micro_batch;
-  plan.stage_layers = {static_cast<std::int64_t>(problem.model.layers.size())};
-  check_micro_batch(problem, plan.micro_batch, "--micro-batch");
-  const Program program = lower(problem, plan, 0);
+  LoadedPlan out{make_problem(context.configs, request), {}};
+  out.plan.parallelism.ep = out.plan.parallelism.dp_shard = options.ep;
+  out.plan.micro_batch = micro_batch;
+  out.plan.stage_layers = {static_cast<std::int64_t>(out.problem.model.layers.size())};
+  check_micro_batch(out.problem, micro_batch, "--micro-batch");
+  return out;
+}
+
+/// The calls of its layers, and those on routed rows at other loads. Returns what its step touches.
+Bytes add_model(const LoadedPlan& model, bool tiles, Calls& calls) {
+  const Program program = lower(model.problem, model.plan, 0);
   Calls mine = calls_of(program);
   add_update(mine, program);
-  add_loads(mine, options.backend == "cuda");
+  add_loads(mine, tiles);
   calls.merge(mine);
-  return touched(program, problem, plan);
+  return touched(program, model.problem, model.plan);
+}
+
+/// What `--seq` and `--micro-batch` name, the shortest step first; a model's own length where no other is given.
+std::vector<std::pair<std::optional<std::int64_t>, std::int64_t>> sizes(const Options& options) {
+  std::vector<std::pair<std::optional<std::int64_t>, std::int64_t>> out;
+  for (const std::int64_t micro_batch : options.micro_batches) {
+    if (options.sequences.empty()) out.emplace_back(std::nullopt, micro_batch);
+    for (const std::int64_t length : options.sequences) out.emplace_back(length, micro_batch);
+  }
+  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.first.value_or(1) * a.second < b.first.value_or(1) * b.second; });
+  return out;
+}
+
+std::vector<std::optional<std::int64_t>> ranks(const Options& options) {
+  if (options.ranks.empty()) return {std::nullopt};
+  return {options.ranks.begin(), options.ranks.end()};
+}
+
+/// Steps of these models, or of the plans, as the device runs them one after the other; what was read, and what was not, is said in the notes.
+std::vector<MixReading> read_mixes(const Context& context, const Options& options, const std::string& device, const std::vector<LoadedPlan>& plans, const PowerMeter& meter, Output& out) {
+  std::map<std::string, std::vector<LoadedPlan>> of_model;
+  for (const LoadedPlan& p : plans) of_model[p.problem.model_name].push_back(p);
+  for (const std::string& model : options.models) {
+    if (options.ep > 1 || !options.only.empty()) break;   // a rank alone is no step, and of some operators there is none
+    const LoadedPlan base = model_plan(context, options, model, options.sequences.empty() ? std::nullopt : std::optional(options.sequences.front()), 1, ranks(options).front(), device, options.output);
+    for (const Recompute recompute : {Recompute::none, Recompute::full})   // from the shortest steps to the longest
+      for (const auto& [length, micro_batch] : sizes(options)) {
+        LoadedPlan& mix = of_model[model].emplace_back(base);
+        mix.problem.workload.sequence_length = length.value_or(base.problem.workload.sequence_length);
+        mix.plan.micro_batch = micro_batch, mix.plan.recompute = recompute;
+      }
+  }
+  std::vector<MixReading> read;
+  const Bytes room{static_cast<std::int64_t>(kMixRoom * static_cast<double>(open_backend(options.backend, false).free_bytes))};
+  for (const auto& [model, candidates] : of_model)
+    for (const LoadedPlan& mix : chosen_mixes(candidates, room)) {
+      try {
+        if (std::optional<MixReading> reading = read_mix(options.backend, meter, mix)) {
+          out.notes.push_back(fmt::format("{}: {:.0f} MHz at {:.0f} W, step after step", mix_name(mix), reading->clock, reading->watts));
+          read.push_back(std::move(*reading));
+        } else {
+          out.notes.push_back(mix_name(mix) + ": the meters said nothing of its steps");
+        }
+      } catch (const InputError& e) {
+        out.notes.push_back(fmt::format("{}: not run step after step: {}", mix_name(mix), e.what()));
+      }
+    }
+  return read;
 }
 
 /// What the meters said, from which the section follows.
@@ -128,6 +183,12 @@ Json readings_json(const PowerReadings& readings) {
   for (const PowerReading& r : readings.calls)
     out.push_back({{"key", key(r.call.op, r.call.pass, r.call.wants)}, {"sustained", held(r.sustained)}, {"rested", r.rested ? held(*r.rested) : Json(nullptr)}, {"share_behind_products", r.share ? Json(*r.share) : Json(nullptr)}});
   return {{"idle_watts", readings.idle}, {"boost_mhz", readings.boost}, {"calls", std::move(out)}};
+}
+
+Json mixes_json(const std::vector<MixReading>& mixes) {
+  Json out = Json::array();
+  for (const MixReading& m : mixes) out.push_back({{"mix", mix_name({m.problem, m.plan})}, {"clock_mhz", m.clock}, {"watts", m.watts}});
+  return out;
 }
 
 /// How far interpolation is off at what was measured: samples of each operator left out in turn (at most about 24 of each), their time over that which the others give.
@@ -159,18 +220,17 @@ Output run(const Context& context, Options options) {
   std::optional<DeviceSpec> device;
   Bytes most{};   // of the steps, what one touches
   const OpenBackend opened = open_backend(options.backend, false);
+  std::string described;   // the device of configs/devices
   if (!options.models.empty()) {
-    const std::string name = device_name(context, options, opened.device);
-    device = load_device(context.configs, name).device;
-    for (const std::string& model : options.models) {
-      for (const std::int64_t micro_batch : options.micro_batches) {
-        if (options.sequences.empty()) most = std::max(most, add_model(context, options, model, std::nullopt, micro_batch, name, of_model[model]));
-        for (const std::int64_t length : options.sequences) most = std::max(most, add_model(context, options, model, length, micro_batch, name, of_model[model]));
-      }
-    }
+    described = device_name(context, options, opened.device);
+    device = load_device(context.configs, described).device;
+    for (const std::string& model : options.models)
+      for (const auto& [length, micro_batch] : sizes(options))
+        for (const auto& rank : ranks(options)) most = std::max(most, add_model(model_plan(context, options, model, length, micro_batch, rank, described), options.backend == "cuda", of_model[model]));
   }
+  std::vector<LoadedPlan> plans;
   for (const std::string& file : options.plans) {
-    const LoadedPlan loaded = read_plan_file(load_json(file), file);
+    const LoadedPlan& loaded = plans.emplace_back(read_plan_file(load_json(file), file));
     if (device && !(*device == loaded.problem.cluster.device))
       throw InputError(file, fmt::format("is for {}, the plans before it for {}", loaded.problem.cluster.device.name, device->name), "calibrate one device at a time");
     device = loaded.problem.cluster.device;
@@ -238,6 +298,13 @@ Output run(const Context& context, Options options) {
     profile.power = fit_power(readings, meter.meter->limit, *device, profile.power);
     save(samples);
     out.notes.push_back(power_note(profile.power, classes.size(), readings.calls.size()));
+    if (profile.power) {
+      const std::vector<MixReading> mixes = read_mixes(context, options, described, plans, *meter.meter, out);
+      read["mixes"] = mixes_json(mixes);
+      profile.power = with_mixes(profile, mixes);
+      save(samples);
+      if (!mixes.empty()) out.notes.push_back(fmt::format("power of {} mixes: {:.0f} W held", mixes.size(), profile.power->limit));
+    }
   } else if (options.backend == "cuda" && !options.no_power) {
     out.notes.push_back("no power section: " + (meter.meter ? std::string("--busy keeps the clock down") : meter.absent));
   }
@@ -284,7 +351,7 @@ Command calibrate_command(CLI::App& program) {
   app->add_option("--ep", o->ep, "with --model: expert ranks that share the experts (default 1)")->check(CLI::Range(1, 1 << 16));
   app->add_option("--micro-batch", o->micro_batches, "with --model: sequences, e.g. 1,2 (default 1)")->delimiter(',')->check(CLI::Range(1, 1 << 16));
   app->add_option("--targets", o->targets, "with --model: weight classes to train, as for `plan`")->delimiter(',');
-  app->add_option("--rank", o->rank, "with --model: of LoRA")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
+  app->add_option("--rank", o->ranks, "with --model: of LoRA, e.g. 16,64")->delimiter(',')->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
   app->add_option("--method", o->method, "with --model: lora (default) or full")->check(CLI::IsMember({"lora", "full"}));
   app->add_option("--only", o->only, "of the calls those of these operators, e.g. linear,grouped_linear")->delimiter(',');
   app->add_option("--device", o->device, "with --model: which of configs/devices this is (default: cpu, or by the driver's name)");

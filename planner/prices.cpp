@@ -1,12 +1,9 @@
 #include "planner/prices.hpp"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 
-#include "planner/exchange_options.hpp"
 #include "planner/load_spread.hpp"
-#include "sim/program/program.hpp"
+#include "planner/step_calls.hpp"
 
 namespace moeplan {
 namespace {
@@ -15,26 +12,10 @@ namespace {
 /// their median, and power goes by about the square of the clock where products follow it. Below a clock that is held, too: a mix may draw more than its calls do one by one.
 constexpr double kClockSpread = 0.02;
 
-std::vector<Repeated> calls_of(const Problem& problem, const Plan& of, const Prices& prices) {
-  Plan plan;
-  plan.micro_batch = of.micro_batch, plan.recompute = of.recompute;
-  if (const std::int64_t experts = routed_experts(problem.model); experts > 0) plan.parallelism.ep = plan.parallelism.dp_shard = static_cast<int>(std::gcd(experts, problem.cluster.devices()));
-  const ModelOutline outlined = outline(problem.model, problem.workload);
-  const auto layers = static_cast<std::int32_t>(outlined.kinds.size());
-  std::map<std::string, std::pair<std::int32_t, double>> kinds;   // the last of them, after all that is trained before, and how many there are
-  for (std::int32_t l = -1; l <= layers; ++l) {
-    const std::string name = l < 0 ? "embedding" : l == layers ? "head" : outlined.kinds[static_cast<std::size_t>(l)];
-    auto& [last, count] = kinds[name];
-    last = l, ++count;
-  }
+std::vector<Repeated> calls_of(const Problem& problem, const Plan& plan, const Prices& prices) {
   std::vector<Repeated> out;
-  for (const auto& [name, kind] : kinds) {
-    const Block block = lower_slot(problem, plan, outlined, kind.first, 1.0);
-    for (const auto* pass : {&block.forward, &block.backward})
-      for (const BlockNode& n : *pass)
-        if (const OpCall* call = std::get_if<OpCall>(&n.call))
-          if (const PoweredCall powered = prices.rested(*call).power; powered.seconds > 0) out.push_back({powered, kind.second});
-  }
+  for (const CountedCall& c : step_calls(problem, plan))
+    if (const PoweredCall powered = prices.rested(c.call).power; powered.seconds > 0) out.push_back({powered, c.times});
   return out;
 }
 

@@ -37,7 +37,7 @@ struct TimingOptions {
 /// Times one call on operands with made-up values: reals nearly normal, integers by kernels/example_values.hpp. Caches are as in a step: before each sample a buffer as
 /// large as what a step touches, or larger than the last cache, is cleared (`flush`, f32), so that weights and kept values come from where they do in a step (a tiny
 /// model's from the cache), and then what the calls before would just have written, inputs or arriving gradients, is written again. A host, which takes its scratch from the heap, performs
-/// the call on operands of their own between the two, for in a step the call before has left that scratch in the cache. Throws InputError where the operands do not fit the device, naming the call.
+/// the call between the two, for in a step the call before has left that scratch in the cache: on operands of their own, where those could stay in a cache. Throws InputError where the operands do not fit the device, naming the call.
 /// What events around nothing measure (`bare`) is taken off.
 struct Surroundings {
   TensorView flush;

@@ -18,6 +18,9 @@ using Clock = std::chrono::steady_clock;
 /// Until a device has settled, and for how long it is watched then: an H200 settles in 0.15 s and counts energy in
 /// steps of 0.1 s.
 constexpr double kSettle = 0.16, kWatched = 0.36;
+/// The same of steps, of tenths of seconds each: power within a step comes and goes.
+constexpr double kStepsSettle = 0.2, kStepsWatched = 0.8;
+constexpr int kFewestSteps = 3;
 /// Work queued at once: without rest, and before each rest. An H200 looks at its power about every 25 ms.
 constexpr double kBurst = 0.01, kShortBurst = 0.002;
 constexpr double kLongestCall = 1e-2, kShortestCall = 3e-5;
@@ -244,6 +247,27 @@ PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<co
     }
   }
   return out;
+}
+
+std::optional<Held> hold_steps(const PowerMeter& meter, const std::function<void()>& step) {
+  const auto start = Clock::now();
+  Log log(meter, start);
+  double first = 0, last = 0;
+  int steps = 0;
+  for (;;) {
+    const double began = seconds_since(start);
+    if (steps >= kFewestSteps && began >= kStepsSettle + kStepsWatched) {
+      last = began;
+      break;
+    }
+    step();
+    if (began < kStepsSettle) continue;
+    if (steps++ == 0) first = began;
+  }
+  log.stop();
+  const std::optional<double> clock = log.clock(first), watts = log.watts(first);
+  if (!clock || !watts || *clock <= 0 || *watts <= 0) return std::nullopt;
+  return Held{.seconds = (last - first) / steps, .clock = *clock, .watts = *watts, .rate = steps / (last - first)};
 }
 
 std::optional<PowerProfile> fit_power(const PowerReadings& readings, double limit, const DeviceSpec& device,

@@ -49,6 +49,9 @@ struct PowerReadings {
 /// About 0.8 s a call. Calls whose operands do not fit are left out, and those of which the meters said too little; all, and `boost` 0, where that is so of the idle device.
 [[nodiscard]] PowerReadings read_power(Backend& backend, const PowerMeter& meter, std::span<const OpCall> calls, const std::function<void(std::size_t, std::size_t)>& progress);
 
+/// `step`, which waits for what it starts, over and over for 0.8 s and three times at least, 0.2 s after the first: seconds, clock and power of one. Nothing where the meters said too little.
+[[nodiscard]] std::optional<Held> hold_steps(const PowerMeter& meter, const std::function<void()>& step);
+
 /// The section that explains the readings. `limit`: of the device, W. `before`: an earlier section of the same device, whose samples are kept and whose
 /// constants hold. The order of the readings says nothing.
 ///   peak      power of rested calls while they run, idle + energy / time: the median of those within 5 % of the highest

@@ -92,6 +92,14 @@ void Stage::make_update(Backend& backend, std::int64_t elements) {
   gradients.resize(values.size());
 }
 
+Bytes Stage::bytes() const {
+  Bytes out{};
+  for (const auto* views : {&values, &gradients})
+    for (const TensorView& v : *views)
+      if (v.data != nullptr) out += stored_bytes(v.dtype, v.shape);
+  return out;
+}
+
 void Stage::perform(Backend& backend) const {
   if (const auto* adamw = std::get_if<op::AdamW>(&call.op)) {
     backend.clear(values[0]);

@@ -21,6 +21,7 @@ struct Stage {
   /// The call, and what a step does with it before the next. With an optimizer all that a step of one micro-batch does with trained weights: gradients cleared, added to, their
   /// squares summed, the update (executor/train/train.cpp, executor/walk/communication.cpp).
   void perform(Backend& backend) const;
+  [[nodiscard]] Bytes bytes() const;   ///< of operands and gradients, those that share memory counted each
   [[nodiscard]] CallContext context() const { return {.expert_rows = rows}; }
 
  private:

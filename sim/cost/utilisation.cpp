@@ -20,6 +20,8 @@ constexpr std::size_t kEnoughForAnError = 6;
 /// Of larger tables every second, third, ... sample is left out in turn: a table is made whenever a problem is.
 constexpr std::size_t kLeftOut = 24;
 
+constexpr std::int64_t kPiece = 8;   ///< bf16 elements of 16 bytes
+
 ErrorBand band_of(std::vector<double> ratio) {
   if (ratio.size() < kEnoughForAnError) return kSmallTable;
   std::sort(ratio.begin(), ratio.end());
@@ -52,6 +54,8 @@ CallShape shape_of(const Op& op, Wants wants) {
         });
       },
       op);
+  // The libraries' products read rows in pieces of 16 bytes: a rank that is no multiple of 8 elements is another kind of product.
+  if (const auto* l = std::get_if<op::Linear>(&op)) out.tag[0] = l->lora_rank % kPiece != 0;
   if (const auto* g = std::get_if<op::GroupedLinear>(&op)) {
     out.log[0] = std::log1p(static_cast<float>(g->rows) / static_cast<float>(g->experts));
     out.log[1] *= 0.25f;

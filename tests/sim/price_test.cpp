@@ -54,6 +54,19 @@ TEST(Prices, a_measured_call_gets_its_time_back) {
   EXPECT_DOUBLE_EQ(e.high.value, 66);
 }
 
+TEST(Prices, ranks_that_are_no_multiples_of_8_are_asked_among_themselves) {
+  const auto sample = [](int rank, double seconds) { return ProfileSample{"linear tokens=100 in=64 out=64 lora_rank=" + std::to_string(rank) + " forward", {seconds}, 0, 1}; };
+  const auto time = [](const std::vector<ProfileSample>& samples, int rank) { return Prices(toy(), toy_profile(samples), {}).price(call(sample(rank, 1).key)).median.value; };
+  const std::vector<ProfileSample> whole{sample(16, 2000), sample(64, 3000)}, both{sample(16, 2000), sample(20, 4000), sample(36, 5000), sample(64, 3000)};
+  EXPECT_GT(time(whole, 24), 2000);
+  EXPECT_LT(time(whole, 24), 3000);
+  EXPECT_EQ(time(both, 24), time(whole, 24)) << "the line through 16 and 64 is that of multiples of 8";
+  EXPECT_GT(time(both, 28), 4000);
+  EXPECT_LT(time(both, 28), 5000);
+  EXPECT_GT(time(whole, 28), 2000) << "without such samples the others answer";
+  EXPECT_LT(time(whole, 28), 3000);
+}
+
 TEST(Prices, utilisation_is_held_outside_the_table_and_lies_between_inside) {
   const Prices prices(toy(), toy_profile({{"linear tokens=100 in=64 out=64 forward", {1000}, 0, 1}, {"linear tokens=10000 in=64 out=64 forward", {200000}, 0, 1}}), {});
   const auto u = [&](const std::string& key) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <thread>
 
 namespace moeplan {
 namespace {
@@ -140,6 +141,24 @@ TEST(ReadPower, takes_time_clock_and_power_while_a_call_repeats) {
   EXPECT_LE(r.calls[0].sustained.rate * r.calls[0].sustained.seconds, 1.001) << "no more calls than time allows";
   EXPECT_FALSE(r.calls[0].rested);
   EXPECT_FALSE(r.calls[0].share) << "nothing lowered the clock";
+}
+
+TEST(HoldSteps, takes_clock_and_power_of_steps_and_leaves_out_those_before_the_device_has_settled) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto now = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  // 900 W and 1,900 MHz at first, 500 W and 1,500 MHz from 0.15 s on.
+  const auto joules = [&] { const double t = now(); return t < 0.15 ? 900 * t : 900 * 0.15 + 500 * (t - 0.15); };
+  const PowerMeter meter{.joules = [&] { return 10 * std::floor(joules() / 10); }, .clock = [&] { return now() < 0.15 ? 1900.0 : 1500.0; }, .limit = 700};
+  int steps = 0;
+  const std::optional<Held> held = hold_steps(meter, [&] { ++steps, std::this_thread::sleep_for(std::chrono::milliseconds(50)); });
+  ASSERT_TRUE(held);
+  EXPECT_GE(now(), 1);
+  EXPECT_EQ(held->clock, 1500);
+  EXPECT_NEAR(held->watts, 500, 25);
+  EXPECT_GE(held->seconds, 0.05);
+  EXPECT_NEAR(held->seconds * held->rate, 1, 1e-9);
+  const PowerMeter dead{.joules = []() -> std::optional<double> { return std::nullopt; }, .clock = []() -> std::optional<double> { return std::nullopt; }, .limit = 700};
+  EXPECT_FALSE(hold_steps(dead, [] { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }));
 }
 
 TEST(ReadPower, a_meter_that_does_not_answer_says_nothing_rather_than_zero) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <thread>
 
 #include "executor/calibrate/calibrate.hpp"
 #include "executor/calibrate/stage.hpp"
@@ -91,6 +93,37 @@ TEST(Timing, AHostPerformsTheCallOnOtherOperandsBeforeEachSample) {
   EXPECT_EQ(three_samples(backend, {op::Add{.tokens = 4, .hidden = 8}, Pass::forward, {}}).count, 3);
   ASSERT_EQ(backend.at.size(), 7u);
   for (std::size_t i = 1; i < 7; ++i) EXPECT_EQ(backend.at[i] == backend.at[0], i % 2 == 0) << i;
+}
+
+TEST(Timing, OperandsLargerThanAnyCacheAreNotThereTwice) {
+  class Held : public Watched {
+   public:
+    std::int64_t bytes = 0;
+    int added = 0;
+    [[nodiscard]] Memory allocate(Bytes size, const std::string& what) override {
+      bytes += size.value;
+      return Watched::allocate(size, what);
+    }
+    void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override { ++added; }
+  } backend;
+  const std::int64_t elements = kMostCleared.value / 2;   // three operands of as many bytes and more
+  EXPECT_EQ(three_samples(backend, {op::Add{.tokens = elements / 4096, .hidden = 4096}, Pass::forward, {}}).count, 3);
+  EXPECT_EQ(backend.added, 7) << "before each sample all the same";
+  EXPECT_LT(backend.bytes, 6 * 4 * elements);
+  EXPECT_GE(backend.bytes, 3 * 2 * elements);
+}
+
+TEST(Timing, WhatAHostDoesBeforeASampleCountsAgainstTheLimit) {
+  class Slow : public Watched {
+   public:
+    int called = 0;
+    void call(const OpCall&, std::span<const TensorView>, std::span<const TensorView>, const CallContext&) override {
+      if (++called % 2 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));   // those before samples
+    }
+  } backend;
+  const Backend::Memory memory = backend.allocate({64}, "cache flush");
+  const ProfileSample s = time_call(backend, {op::Add{.tokens = 4, .hidden = 8}, Pass::forward, {}}, {.least = 2, .most = 1000, .noise = 0, .limit = {0.05}}, {.flush = {memory.get(), DType::f32, {16}}});
+  EXPECT_LT(s.count, 10);
 }
 
 TEST(Timing, EveryTokenHasALabel) {
