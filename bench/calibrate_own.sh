@@ -6,7 +6,7 @@ set -e
 moeplan=$1 profile=$2 name=$3 k3=$4
 lengths=512,1024,1536,2048,3072,4096,6144,8192,12288,16384
 all=(--model kimi-linear-48b-a3b --model qwen3-30b-a3b --model gpt-oss-20b --model "$k3")
-measure() { "$moeplan" calibrate --backend cuda -o "$profile" --name "$name" --samples 20 "$@" 2>&1 | tail -n 1; }
+measure() { "$moeplan" calibrate --backend cuda -o "$profile" --name "$name" --samples 20 "$@" 2>&1 | sed -n 's|^moeplan: note: ||p'; }
 took() { echo "$1: $((SECONDS - began)) s"; began=$SECONDS; }
 began=$SECONDS
 for model in kimi-linear-48b-a3b qwen3-30b-a3b gpt-oss-20b "$k3"; do

@@ -16,6 +16,8 @@ namespace grouped = kernels::grouped_linear;
 /// Beyond so many rows all work alone and steps are small beside the whole.
 constexpr double kSmooth = 512;
 constexpr double kMostRows = 65536;
+/// p of the header.
+constexpr double kBeside = 2.3;
 /// Rows of other shapes' samples stand in for a shape without any where they are the common ones of calibration,
 /// multiples of this.
 constexpr double kCommon = 8;
@@ -45,6 +47,15 @@ const UtilisationTable::Sample* ExpertCurve::measured(double n) const {
   const auto at = std::lower_bound(rows.begin(), rows.end(), n);
   return at == rows.end() || *at != n ? nullptr : sample[static_cast<std::size_t>(at - rows.begin())];
 }
+
+void ExpertsTogether::add(double rows, double share) {
+  const double stream = curve_.seconds.front();
+  streams_ += share * std::min(1.0, rows) * stream;
+  const double over = std::pow(curve_.at(rows), kBeside) - std::pow(std::min(1.0, rows) * stream, kBeside);
+  if (over > 0) multiplies_ += share * std::pow(over, 1 / kBeside);
+}
+
+double ExpertsTogether::seconds() const { return std::pow(std::pow(streams_, kBeside) + std::pow(multiplies_, kBeside), 1 / kBeside); }
 
 ExpertCurve expert_curve(const op::GroupedLinear& experts, Wants wants, const UtilisationTable& table,
                          const std::function<double(const op::GroupedLinear&, double)>& seconds) {

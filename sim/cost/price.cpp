@@ -277,7 +277,7 @@ PoweredCall Prices::copied(double bytes, std::optional<Seconds> taken) const {
   return {.seconds = taken ? taken->value : bytes / (device_.memory_bandwidth.value * device_.achieved_bandwidth), .joules = power_->memory() * bytes / device_.memory_bandwidth.value};
 }
 
-/// Each expert's rows as if all had as many, `weight` of that each: tiles of one expert do not wait for another's (kernels/grouped_linear).
+/// Each expert's rows, `weight` of all experts each, beside those of the others: tiles of one do not wait for another's (sim/cost/expert_curve.hpp).
 /// Without rows: as the load spreads the call's.
 Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, std::span<const double> rows, double weight) const {
   const Wants wants = call.pass == Pass::backward ? possible(call.op, call.wants) : Wants{};
@@ -294,16 +294,21 @@ Estimate Prices::grouped(const op::GroupedLinear& experts, const OpCall& call, s
   double seconds = 0, spread = kMachineSpread;
   bool measured = same_device_ && weight > 0;   // rows of every expert were
   if (weight > 0) {
+    ExpertsTogether together(curve);
     for (const double each : rows) {
-      seconds += weight * curve.at(each);
+      together.add(each, weight);
       const auto* sample = measured && each > 0 ? curve.measured(each) : nullptr;
       measured = measured && (each <= 0 || sample != nullptr);
       if (sample != nullptr) spread = std::max(spread, sample->spread);
     }
+    seconds = together.seconds();
   } else {
     const auto [known, first] = under_load_->seconds.try_emplace({shape, experts.rows}, 0.0);
-    if (first)
-      for (const double share : spread_) known->second += curve.at(share * static_cast<double>(experts.rows) / static_cast<double>(experts.experts)) / static_cast<double>(spread_.size());
+    if (first) {
+      ExpertsTogether together(curve);
+      for (const double share : spread_) together.add(share * static_cast<double>(experts.rows) / static_cast<double>(experts.experts), 1 / static_cast<double>(spread_.size()));
+      known->second = together.seconds();
+    }
     seconds = known->second;
   }
   ErrorBand e = table.error();

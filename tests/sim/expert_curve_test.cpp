@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace moeplan {
 namespace {
 
@@ -45,6 +47,25 @@ TEST(ExpertCurve, is_a_staircase_of_tiles_in_the_way_that_the_mean_rows_choose) 
   EXPECT_NEAR(alone.at(300), 15, 1e-6) << "three tiles lie a quarter of the way from two (10) to six (30)";
   EXPECT_NEAR(many.at(300), 15, 1e-6);
   EXPECT_NEAR(many.at(768), 30, 1e-6);
+}
+
+TEST(ExpertsTogether, take_what_equals_take_and_less_than_the_mean_of_what_unequal_ones_do) {
+  const UtilisationTable t = table();
+  const ExpertCurve pairs = curve(t, 256);   // one tile 5, which is all weights, two 8, three 13
+  const auto together = [&](std::initializer_list<std::pair<double, double>> of) {
+    ExpertsTogether out(pairs);
+    for (const auto& [rows, share] : of) out.add(rows, share);
+    return out.seconds();
+  };
+  EXPECT_NEAR(together({{256, 1}}), 8, 1e-6);
+  EXPECT_NEAR(together({{256, 0.25}, {192, 0.75}}), 8, 1e-6) << "as many tiles";
+  EXPECT_NEAR(together({{128, 1}}), 5, 1e-6);
+  EXPECT_NEAR(together({{0, 0.5}, {128, 0.5}}), 2.5, 1e-6) << "half of the weights";
+  // Half have one tile, half three: (5^2.3 + (half of (13^2.3 - 5^2.3)^(1 / 2.3))^2.3)^(1 / 2.3), where the mean of 5 and 13 is 9.
+  const double multiplies = std::pow(std::pow(13, 2.3) - std::pow(5, 2.3), 1 / 2.3) / 2;
+  EXPECT_NEAR(together({{100, 0.5}, {320, 0.5}}), std::pow(std::pow(5, 2.3) + std::pow(multiplies, 2.3), 1 / 2.3), 1e-6);
+  EXPECT_LT(together({{100, 0.5}, {320, 0.5}}), 9);
+  EXPECT_GT(together({{100, 0.5}, {320, 0.5}}), 6.5) << "those that multiply wait for nobody";
 }
 
 TEST(ExpertCurve, of_mxfp4_experts_with_few_rows_has_tiles_of_32) {
