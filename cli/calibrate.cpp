@@ -362,7 +362,7 @@ Command calibrate_command(CLI::App& program) {
   app->add_flag("--again", o->again, "measure everything anew");
   app->add_option("--noise", o->timing.noise, "enough samples when the median is known to this share (default 0.02)")->check(CLI::Range(1e-4, 1.0));
   app->add_option("--busy", o->busy_milliseconds, "before each sample the device multiplies matrices for so many milliseconds (default: 0; 2 on a device whose power cannot be read)")->check(CLI::Range(0.0, 1000.0));
-  app->add_flag("--no-power", o->no_power, "leave out what classes of calls draw, about 0.8 s each: after a first run that measured them");
+  app->add_flag("--no-power", o->no_power, "leave out what classes of calls draw, about 0.8 s each, and steps, about 4 s each: after a first run that measured them");
   app->add_option("--samples", o->timing.most, "of one call at most (default 50)")->check(CLI::Range(std::int64_t{5}, std::int64_t{100000}));
   return {app, [o](const Context& context) {
             if (o->runtime.empty()) o->runtime = o->backend == "cpu" ? "cpu" : "moeplan";
