@@ -28,7 +28,8 @@ struct Stages {
   HostSeconds host;     ///< that the host needs to issue one micro-batch on the busiest stage
   double weights = 0;   ///< bytes of the trained weights of the fullest stage's rank, in bf16
   double gathered = 0;  ///< bytes that a pass over the stage gathers
-  double copied = 0;    ///< bytes that FSDP2 copies out in a pass over the stage: weights as they run
+  double copied = 0;    ///< bytes that FSDP2 copies out in a pass over the stage: its weights as they run
+  double reduced = 0;   ///< bytes of the gradients, in bf16, that FSDP2 copies for the reduction
   double pairs = 0;     ///< adapter pairs of products
 };
 
@@ -115,19 +116,22 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
-    double trained = 0, gathered = 0, copied = 0, adapters = 0;
+    double trained = 0, gathered = 0, copied = 0, reduced = 0, adapters = 0;
     for (const Slot& slot : program.slots) {
+      const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
       gathered += static_cast<double>(slot.sharding.gathered.value);
-      copied += static_cast<double>(
-          ReplayFsdp::whole(program.blocks[static_cast<std::size_t>(slot.block)], c.problem.runtime).value);
-      for (const Weight& w : program.blocks[static_cast<std::size_t>(slot.block)].weights) {
+      copied += static_cast<double>(ReplayFsdp::whole(block, c.problem.runtime, plan.parallelism).value);
+      for (const Weight& w : block.weights) {
         adapters += w.adapter;
-        if (w.trained && !w.adapter) trained += 2 * static_cast<double>(w.shape.elements());
+        if (!w.trained || w.adapter) continue;
+        trained += 2 * static_cast<double>(w.shape.elements());
+        if (ReplayFsdp::wraps(w, plan.parallelism)) reduced += 2 * static_cast<double>(w.shape.elements());
       }
     }
     out.weights = std::max(out.weights, trained);
     out.gathered = std::max(out.gathered, gathered);
     out.copied = std::max(out.copied, copied);
+    out.reduced = std::max(out.reduced, reduced);
     out.pairs = std::max(out.pairs, adapters / 2);
     const HostSeconds host = host_seconds(program, c.problem.runtime, c.host);
     out.host.all = std::max(out.host.all, host.all);
@@ -159,7 +163,7 @@ double gradient_passes(const Case& c, double weights) {
 double fsdp_copies(const Case& c, const Stages& s) {
   if (!ReplayFsdp::used(c.problem, c.plan)) return 0;
   const DeviceSpec& device = c.problem.cluster.device;
-  const double gradients = s.weights * (c.problem.runtime.reduce == DType::f32 ? 3 : 2);
+  const double gradients = s.reduced * (c.problem.runtime.reduce == DType::f32 ? 3 : 2);
   return static_cast<double>(c.plan.micro_batches) * (2 * 2 * s.copied + gradients) /
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }

@@ -229,6 +229,10 @@ class Replay {
     const std::vector<bool> travels = on_the_wire(block, nodes);
     const std::vector<Buffer> earlier = std::exchange(waiting_, {});
     for (std::size_t n = 0; n < nodes.size(); ++n) {
+      const OpCall* op = std::get_if<OpCall>(&nodes[n].call);
+      // The model has returned before a loss that is not a part of it.
+      const bool outside = op && std::holds_alternative<op::CrossEntropy>(op->op) && op->pass == Pass::forward;
+      if (fsdp_ && outside && !problem_.runtime.kept.contains("chunked_head")) fsdp_->end_forward();
       const bool loss = loss_.plays(nodes[n]);
       if (loss) loss_.begin(nodes[n], micro_batch_);
       for (const ValueId w : nodes[n].writes) {
@@ -237,7 +241,7 @@ class Replay {
         if (!live.contains(root)) live[root] = take(bytes_of(block, root));
       }
       if (loss) loss_.end(nodes[n]);
-      if (const OpCall* op = std::get_if<OpCall>(&nodes[n].call)) drop(take(workspace(op->op, op->pass, op->wants)));
+      if (op) drop(take(workspace(op->op, op->pass, op->wants)));
       for (const auto* list : {&nodes[n].reads, &nodes[n].writes}) {
         for (const ValueId v : *list) {
           const ValueId root = block.alias[index(v)];
@@ -280,6 +284,7 @@ class Replay {
     if (fsdp_) fsdp_->unshard(i.slot, false);
     pass(block, block.forward, live, stays);
     if (fsdp_) fsdp_->reshard(i.slot, false);
+    if (fsdp_ && i.slot + 1 == program_.chunks[index(chunk)].end) fsdp_->end_forward();
     auto& of_backward = kept_[{i.slot, i.micro_batch}];
     Buffer out = -1;
     const ValueId out_root = block.outputs.empty() ? -1 : block.alias[index(block.outputs.front())];

@@ -24,11 +24,17 @@ ReplayFsdp::ReplayFsdp(const Program& program, const Problem& problem, const Pla
       buffers_(buffers),
       root_unit_(problem.runtime.kept.contains("root_unit")) {}
 
-Bytes ReplayFsdp::whole(const Block& block, const Runtime& runtime) {
+bool ReplayFsdp::wraps(const Weight& w, const Parallelism& p) {
+  const bool expert = w.split == WeightSplit::expert || w.split == WeightSplit::expert_row;
+  return !expert || p.ep * p.etp == 1 || p.expert_shard > 1;
+}
+
+Bytes ReplayFsdp::whole(const Block& block, const Runtime& runtime, const Parallelism& p) {
   const auto it = runtime.kept.find("adapters");
   const double adapters = it == runtime.kept.end() ? 1 : it->second;
   double bytes = 0;
   for (const Weight& w : block.weights) {
+    if (!wraps(w, p)) continue;
     const auto one = static_cast<double>(stored_bytes(w.dtype == DType::f32 ? DType::bf16 : w.dtype, w.shape).value);
     bytes += one * (w.adapter ? adapters : 1);
   }
@@ -36,7 +42,7 @@ Bytes ReplayFsdp::whole(const Block& block, const Runtime& runtime) {
 }
 
 Bytes ReplayFsdp::whole(std::int32_t slot) const {
-  return whole(program_.blocks[index(program_.slots[index(slot)].block)], problem_.runtime);
+  return whole(program_.blocks[index(program_.slots[index(slot)].block)], problem_.runtime, plan_.parallelism);
 }
 
 bool ReplayFsdp::in_root(std::int32_t slot) const {
@@ -80,6 +86,8 @@ void ReplayFsdp::reshard(std::int32_t slot, bool backward) {
   unsharded_.erase(it);
 }
 
+void ReplayFsdp::end_forward() { buffers_.drop(std::exchange(gathered_, -1)); }
+
 /// Into the buffer that the reduction reads; the one before it has gone by then.
 void ReplayFsdp::copy_in(double elements) {
   buffers_.drop(std::exchange(reducing_, -1));
@@ -88,9 +96,11 @@ void ReplayFsdp::copy_in(double elements) {
 
 void ReplayFsdp::reduce(std::int32_t slot, std::vector<Buffer>& whole) {
   const Slot& s = program_.slots[index(slot)];
-  double elements = 0;
+  double elements = 0, apart = 0;
   for (const Weight& w : program_.blocks[index(s.block)].weights)
-    if (w.trained) elements += static_cast<double>(w.shape.elements());
+    if (w.trained) (wraps(w, plan_.parallelism) ? elements : apart) += static_cast<double>(w.shape.elements());
+  const Bytes of_apart{std::llround((problem_.runtime.gradient == DType::f32 ? 4 : 2) * apart)};
+  if (const auto [own, fresh] = apart_.try_emplace(slot, -1); fresh) own->second = buffers_.take(of_apart);
   if (elements <= 0) return;
   if (in_root(slot)) {
     root_elements_ += elements;
@@ -101,7 +111,7 @@ void ReplayFsdp::reduce(std::int32_t slot, std::vector<Buffer>& whole) {
     buffers_.drop_all(whole);
   }
   Buffer& held = gradients_.try_emplace(slot, -1).first->second;
-  const Buffer reduced = buffers_.take(s.state.gradients, kReduceStream);
+  const Buffer reduced = buffers_.take(s.state.gradients - of_apart, kReduceStream);
   if (held < 0)
     held = reduced;
   else  // added to what is there
@@ -112,7 +122,6 @@ void ReplayFsdp::end_backward() {
   if (root_elements_ > 0) copy_in(std::exchange(root_elements_, 0));
   buffers_.drop_all(root_whole_);
   buffers_.drop(std::exchange(reducing_, -1));
-  buffers_.drop(std::exchange(gathered_, -1));
   for (const auto& [slot, b] : ahead_) buffers_.drop(b);
   ahead_.clear();
   std::erase_if(unsharded_, [&](const auto& entry) {
@@ -122,8 +131,10 @@ void ReplayFsdp::end_backward() {
 }
 
 void ReplayFsdp::drop_gradients() {
-  for (const auto& [slot, b] : gradients_) buffers_.drop(b);
-  gradients_.clear();
+  for (auto* held : {&gradients_, &apart_}) {
+    for (const auto& [slot, b] : *held) buffers_.drop(b);
+    held->clear();
+  }
 }
 
 }  // namespace moeplan

@@ -89,53 +89,6 @@ TEST(Replay, HoldsCheckpointsAndTheirGradientsToTheEndOfTheBackwardPassWhereHook
   EXPECT_LE(with - without, 2 * layers * stream);
 }
 
-/// Full training cut over two ranks as FSDP2 does, weights in bf16 and all else fp32; no logits.
-Problem fsdp2(std::int64_t sequence) {
-  Problem p = tiny(false);
-  p.workload.sequence_length = sequence;
-  p.runtime.kept["copied_out"] = 1;
-  return p;
-}
-
-Plan cut(const Problem& p) {
-  Plan plan = plan_of(p, 1);
-  plan.parallelism.dp_shard = 2;
-  return plan;
-}
-
-/// Trained elements of the largest layer, and of embedding and head together.
-std::pair<double, double> widest_layer_and_ends(const Program& program, const Problem& problem) {
-  double layer = 0, ends = 0;
-  for (const Slot& s : program.slots) {
-    double elements = 0;
-    for (const Weight& w : program.blocks[static_cast<std::size_t>(s.block)].weights)
-      elements += static_cast<double>(w.shape.elements());
-    const bool inner = s.layer >= 0 && s.layer < static_cast<std::int32_t>(problem.model.layers.size());
-    (inner ? layer : ends) = inner ? std::max(layer, elements) : ends + elements;
-  }
-  return {layer, ends};
-}
-
-// With next to no tokens the peak is weights and gradients: the cut states, and of the unit whose backward pass ends
-// last (in the root's case embedding and head) bf16 weights, bf16 gradients and the fp32 buffer that the reduction
-// reads.
-TEST(Replay, CopiesWeightsOutOfTheGatherAndGradientsIntoTheReduction) {
-  Problem problem = fsdp2(16);
-  const Plan plan = cut(problem);
-  const Program program = lower(problem, plan, 0);
-  StateBytes state;
-  for (const Slot& s : program.slots) state += s.state;
-  const double held = static_cast<double>((state.weights + state.gradients + state.optimizer).value);
-  const auto [layer, ends] = widest_layer_and_ends(program, problem);
-  problem.runtime.kept["root_unit"] = 1;
-  const double root = static_cast<double>(replay(program, problem, plan).allocated.value);
-  EXPECT_NEAR(root, held + (2 + 2 + 4) * ends, 0.1 * root);
-  problem.runtime.kept.erase("root_unit");
-  const double apart = static_cast<double>(replay(program, problem, plan).allocated.value);
-  EXPECT_LT(apart, root);
-  EXPECT_GT(apart, held + 2 * layer);
-}
-
 /// What two micro-batches of a loss over 2^15 x 2^13 logits allocate and reserve at most, in bytes a logit.
 std::pair<double, double> loss_bytes(const Runtime& runtime) {
   const op::CrossEntropy loss{.tokens = 1 << 15, .hidden = 64, .vocabulary = 1 << 13};
