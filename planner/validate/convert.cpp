@@ -261,6 +261,16 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   return plan;
 }
 
+/// Attention that stays within documents packed into a sequence is that of shorter sequences, as many more of them: of
+/// whole parts of the sequence, the shortest that hold a document. Context ranks cut sequences, so theirs stay whole.
+void cut_into_documents(Workload& workload, Plan& plan, std::int64_t document) {
+  if (plan.parallelism.cp > 1) return;
+  std::int64_t parts = std::max<std::int64_t>(1, workload.sequence_length / document);
+  while (workload.sequence_length % parts != 0) --parts;
+  workload.sequence_length /= parts;
+  plan.micro_batch *= parts;
+}
+
 std::vector<Target> targets_of(const Row& row, PeakKind kind) {
   std::vector<Target> out;
   constexpr double gib = 1024.0 * 1024 * 1024;
@@ -367,6 +377,7 @@ Case convert(const Row& row, const Library& library) {
     break;
   }
   out.plan = plan_of(row, problem.model, sharding, runtime);
+  if (row.document) cut_into_documents(problem.workload, out.plan, *row.document);
   out.recompute_unsaid = recompute_unsaid(row) && out.plan.recompute == Recompute::none;
   const std::string said = row.moe_notes.value_or("") + " | " + row.notes.value_or("");
   out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&

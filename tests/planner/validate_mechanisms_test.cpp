@@ -309,6 +309,21 @@ TEST(PrimeRl, LoopsOverTheExpertsOfItsAdaptersOnAllButHopper) {
   EXPECT_GT(looped.all, 2 * looped.behind_counts);
 }
 
+// 200 tokens a document: 4,096 / 200 = 20 of them, and 16 is the next number of equal parts.
+TEST(PackedDocuments, AreSequencesOfTheirOwnOfTheSameTokens) {
+  const Json dense = {{"model", "llama3-8b"}, {"ep", 1}, {"precision", "bf16"}};
+  Json packed = dense, cut = dense;
+  packed["document_tokens"] = 200;
+  const Case whole = convert(row_of(dense), library()), parts = convert(row_of(packed), library());
+  EXPECT_EQ(parts.problem.workload.sequence_length, 256);
+  EXPECT_EQ(parts.plan.micro_batch, 16);
+  EXPECT_EQ(parts.plan.micro_batches, whole.plan.micro_batches);
+  EXPECT_EQ(parts.targets.front().measured, whole.targets.front().measured);
+  EXPECT_LT(step(packed), 0.97 * step(dense));
+  packed["cp"] = cut["cp"] = 2;  // context ranks cut whole sequences
+  EXPECT_EQ(step(packed), step(cut));
+}
+
 TEST(DeepSpeed, FillsStagesFromTheFront) {
   const Json row = {{"framework", "Megatron-DeepSpeed"}, {"hardware", "a100-sxm-80gb"}, {"gpus_per_node", 8}, {"num_gpus", 384},
                     {"model", "bloom-like-h13824-l78-a64"}, {"precision", "bf16"}, {"seq_len", 2048}, {"global_batch_size", 2048},
