@@ -1,6 +1,7 @@
 #include "planner/validate/adapt_runtime.hpp"
 
 #include "kernels/catalogue.hpp"
+#include "planner/validate/versions.hpp"
 
 namespace moeplan::validation {
 namespace {
@@ -61,8 +62,9 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
   // Its quantised runs take ds_config_zero2.json: gradients in two buckets of 2e8 fp16 elements (contiguous, overlapped).
   if (contains(row.framework, "finetune.py") && row.method.value_or("") == "qlora") runtime.bucket += Bytes{2 * 2 * 200'000'000};
   // Until PyTorch 2.1 the foreach AdamW adds epsilon into a second list of all trained elements (torch/optim/adamw.py).
-  if (runtime.update_temporary && contains(row.framework_version.value_or(""), "PyTorch 2.0"))
-    runtime.kept["second_temporary"] = 1;
+  std::optional<Release> pytorch = release_of(row, "PyTorch");
+  if (!pytorch) pytorch = release_of(row, "torch");
+  if (runtime.update_temporary && pytorch && *pytorch < Release{2, 1}) runtime.kept["second_temporary"] = 1;
   // PEFT's modules_to_save are copies in the type of the base, trained as they are, beside the originals: with a base in
   // bf16 gradients and moments are bf16, adapters too (before PEFT 0.12).
   if (contains(row.lora_targets.value_or(""), "trainable embedding")) {
@@ -95,17 +97,17 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
   if (runtime.name == "torchtitan" && (!contains(row.framework, "torchtitan") || contains(row.hardware.value_or(""), "mi300") ||
                                        contains(row.notes.value_or(""), "no expandable segments")))
     runtime.expandable_segments = false;
-  // With torch.compile torchtitan compiles the loss too (since April 2025, after 0.0.2): one kernel reads bf16 logits,
+  const std::optional<Month> sources = sources_of(row);
+  // With torch.compile torchtitan compiles the loss too (since April 2025): one kernel reads bf16 logits,
   // another writes their gradient.
   if (runtime.name == "torchtitan" && contains(row.notes.value_or("") + row.id, "compile") &&
-      row.year.value_or(0) >= 2025 && !contains(row.framework_version.value_or(""), "torchtitan 0.0.2")) {
+      sources.value_or(Month{}) >= Month{2025, 4}) {
     runtime.logit_bytes = 4, runtime.logit_kept = 2, runtime.traffic["cross_entropy"] = 4;
     runtime.kept.erase("eager_cross_entropy");
     runtime.kept["compiled_cross_entropy"] = 1;
   }
   // Embedding, last norm and head were the root's unit until July 2025 (torchtitan, apply_fsdp).
-  if (runtime.name == "torchtitan" && !contains(row.framework_version.value_or(""), "2025-08"))
-    runtime.kept["root_unit"] = 1;
+  if (runtime.name == "torchtitan" && sources.value_or(Month{}) < Month{2025, 8}) runtime.kept["root_unit"] = 1;
   // Others that its runtime stands for are of FSDP1.
   if (runtime.name == "torchtitan" && !contains(row.framework, "torchtitan")) runtime.kept.erase("copied_out");
   // prime-rl's RL loss has a chunked head; its SFT loss takes whole logits: upcast (6 bytes), log-softmax (8), and back
@@ -121,6 +123,10 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
   // (trainer/models/layers/lora/multi_moe.py): as long for the host as Hugging Face's.
   if (runtime.name == "prime-rl" && contains(row.method.value_or(""), "lora") && !contains(*row.hardware, "h100") && !contains(*row.hardware, "h200"))
     runtime.traffic["looped_experts"] = 1, runtime.host_call = eager.host_call;
+  // AutoModel's models with experts gather weights once a step and hold them, and reduce gradients once (its recipes'
+  // enable_fsdp_optimizations, components/moe/fsdp_mixin.py; resharding after the forward pass is off,
+  // components/moe/parallelizer.py).
+  if (runtime.name == "automodel" && contains(row.model_kind.value_or(""), "moe")) runtime.traffic["copied_once"] = 1;
   // llm-foundry's H100 runs of 128 GPUs and more gather ahead (llm-foundry, scripts/train/benchmarking/sweep.py).
   if (runtime.name == "llm-foundry" && *row.gpus >= 128 && contains(row.hardware.value_or(""), "h100"))
     runtime.traffic.erase("gathers_after_backward");

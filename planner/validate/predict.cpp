@@ -29,6 +29,7 @@ struct Stages {
   double weights = 0;   ///< bytes of the trained weights of the fullest stage's rank, in bf16
   double gathered = 0;  ///< bytes that a pass over the stage gathers
   double copied = 0;    ///< bytes that FSDP2 copies out in a pass over the stage: its weights as they run
+  double narrowed = 0;  ///< of these, of weights held in fp32
   double reduced = 0;   ///< bytes of the gradients, in bf16, that FSDP2 copies for the reduction
   double pairs = 0;     ///< adapter pairs of products
 };
@@ -116,13 +117,15 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     if (p.refused) p = replay(program, c.problem, plan, {.expandable_segments = expandable, .capacity = {}});
     out.peak.allocated = std::max(out.peak.allocated, p.allocated);
     out.peak.reserved = std::max(out.peak.reserved, p.reserved);
-    double trained = 0, gathered = 0, copied = 0, reduced = 0, adapters = 0;
+    double trained = 0, gathered = 0, copied = 0, narrowed = 0, reduced = 0, adapters = 0;
     for (const Slot& slot : program.slots) {
       const Block& block = program.blocks[static_cast<std::size_t>(slot.block)];
       gathered += static_cast<double>(slot.sharding.gathered.value);
       copied += static_cast<double>(ReplayFsdp::whole(block, c.problem.runtime, plan.parallelism).value);
       for (const Weight& w : block.weights) {
         adapters += w.adapter;
+        const bool wide = w.dtype == DType::f32 || (w.trained && c.problem.runtime.master_weights);
+        if (wide && ReplayFsdp::wraps(w, plan.parallelism)) narrowed += 2 * static_cast<double>(w.shape.elements());
         if (!w.trained || w.adapter) continue;
         trained += 2 * static_cast<double>(w.shape.elements());
         if (ReplayFsdp::wraps(w, plan.parallelism)) reduced += 2 * static_cast<double>(w.shape.elements());
@@ -131,6 +134,7 @@ Stages walk_stages(const Case& c, int worst_stage, Bytes outside) {
     out.weights = std::max(out.weights, trained);
     out.gathered = std::max(out.gathered, gathered);
     out.copied = std::max(out.copied, copied);
+    out.narrowed = std::max(out.narrowed, narrowed);
     out.reduced = std::max(out.reduced, reduced);
     out.pairs = std::max(out.pairs, adapters / 2);
     const HostSeconds host = host_seconds(program, c.problem.runtime, c.host);
@@ -158,14 +162,24 @@ double gradient_passes(const Case& c, double weights) {
          (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
-/// FSDP2's copies on the compute stream: gathered weights out of the buffer that they arrive in (read and written, in
-/// the forward and in the backward pass), bf16 gradients into the one that the reduction reads.
+/// FSDP2's copies on the compute stream, in bytes of a weight in bf16: gathered weights out of the buffer that they
+/// arrive in (read and written, in the forward and in the backward pass), bf16 gradients into the one that the reduction
+/// reads. What goes into a gather, and what a reduction leaves, is copied on streams of their own; on one device, which
+/// gathers nothing, what is held in fp32 is cast here (read 4 bytes an element, written 2). Where weights stay gathered
+/// and gradients whole over a step's micro-batches, all of that once a step, and whole gradients are added up (4, 2 and
+/// 4 bytes).
 double fsdp_copies(const Case& c, const Stages& s) {
   if (!ReplayFsdp::used(c.problem, c.plan)) return 0;
   const DeviceSpec& device = c.problem.cluster.device;
-  const double gradients = s.reduced * (c.problem.runtime.reduce == DType::f32 ? 3 : 2);
-  return static_cast<double>(c.plan.micro_batches) * (2 * 2 * s.copied + gradients) /
-         (device.memory_bandwidth.value * device.achieved_bandwidth);
+  const bool alone = c.plan.parallelism.dp_shard * c.plan.parallelism.cp == 1;
+  const bool wide = c.problem.runtime.reduce == DType::f32;
+  const double weights = 2 * s.copied + (alone ? 3 * s.narrowed : 0);
+  const double gradients = s.reduced * (wide ? 3 : 2), sums = s.reduced * (wide ? 5 : 3);
+  const auto micro_batches = static_cast<double>(c.plan.micro_batches);
+  const double bytes = c.problem.runtime.traffic.contains("copied_once")
+                           ? weights + gradients + (micro_batches - 1) * sums
+                           : micro_batches * (2 * weights + gradients);
+  return bytes / (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
 /// A head that goes over the vocabulary in pieces, operation by operation, in fp32: what it moves in

@@ -8,6 +8,15 @@ namespace {
 
 std::size_t index(std::int32_t i) { return static_cast<std::size_t>(i); }
 
+/// Of a weight as it runs.
+Bytes running(const Weight& w, const Runtime& runtime, const Parallelism& p) {
+  if (!ReplayFsdp::wraps(w, p)) return {};
+  const auto several = runtime.kept.find("adapters");
+  const double copies = w.adapter && several != runtime.kept.end() ? several->second : 1;
+  const Bytes one = stored_bytes(w.dtype == DType::f32 ? DType::bf16 : w.dtype, w.shape);
+  return {std::llround(copies * static_cast<double>(one.value))};
+}
+
 }  // namespace
 
 bool ReplayFsdp::used(const Problem& problem, const Plan& plan) {
@@ -30,15 +39,9 @@ bool ReplayFsdp::wraps(const Weight& w, const Parallelism& p) {
 }
 
 Bytes ReplayFsdp::whole(const Block& block, const Runtime& runtime, const Parallelism& p) {
-  const auto it = runtime.kept.find("adapters");
-  const double adapters = it == runtime.kept.end() ? 1 : it->second;
-  double bytes = 0;
-  for (const Weight& w : block.weights) {
-    if (!wraps(w, p)) continue;
-    const auto one = static_cast<double>(stored_bytes(w.dtype == DType::f32 ? DType::bf16 : w.dtype, w.shape).value);
-    bytes += one * (w.adapter ? adapters : 1);
-  }
-  return {std::llround(bytes)};
+  Bytes bytes{};
+  for (const Weight& w : block.weights) bytes += running(w, runtime, p);
+  return bytes;
 }
 
 Bytes ReplayFsdp::whole(std::int32_t slot) const {
@@ -50,7 +53,12 @@ bool ReplayFsdp::in_root(std::int32_t slot) const {
   return root_unit_ && (layer < 0 || layer == static_cast<std::int32_t>(problem_.model.layers.size()));
 }
 
-void ReplayFsdp::copy_out(std::int32_t slot) { unsharded_[slot] = buffers_.take(whole(slot)); }
+void ReplayFsdp::copy_out(std::int32_t slot) {
+  std::vector<Buffer>& weights = unsharded_[slot];
+  for (const Weight& w : program_.blocks[index(program_.slots[index(slot)].block)].weights)
+    if (const Bytes bytes = running(w, problem_.runtime, plan_.parallelism); bytes.value > 0)
+      weights.push_back(buffers_.take(bytes));
+}
 
 void ReplayFsdp::unshard(std::int32_t slot, bool backward) {
   if (unsharded_.contains(slot)) return;
@@ -82,7 +90,7 @@ void ReplayFsdp::reshard(std::int32_t slot, bool backward) {
   const ProgramChunk& chunk = program_.chunks[index(program_.slots[index(slot)].chunk)];
   const bool last = chunk.leaving.value == 0 && slot + (root_unit_ ? 2 : 1) >= chunk.end;
   if (!backward && (last || !plan_.reshard_after_forward)) return;
-  buffers_.drop(it->second);
+  buffers_.drop_all(it->second);
   unsharded_.erase(it);
 }
 
@@ -124,10 +132,9 @@ void ReplayFsdp::end_backward() {
   buffers_.drop(std::exchange(reducing_, -1));
   for (const auto& [slot, b] : ahead_) buffers_.drop(b);
   ahead_.clear();
-  std::erase_if(unsharded_, [&](const auto& entry) {
-    if (in_root(entry.first)) buffers_.drop(entry.second);
-    return in_root(entry.first);
-  });
+  for (auto& [slot, weights] : unsharded_)
+    if (in_root(slot)) buffers_.drop_all(weights);
+  std::erase_if(unsharded_, [&](const auto& entry) { return in_root(entry.first); });
 }
 
 void ReplayFsdp::drop_gradients() {

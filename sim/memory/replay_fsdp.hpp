@@ -2,8 +2,8 @@
 /// What FSDP2 allocates for weights and gradients that are cut over the data ranks
 /// (torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py, _fsdp_param_group.py; facts restated):
 ///
-///   a unit's all-gather fills a buffer of the gather stream, from which its weights are copied out into storage of the
-///   compute stream. In the forward pass that buffer is held until the next unit's has been copied out, the last one
+///   a unit's all-gather fills a buffer of the gather stream, from which its weights are copied out, each into storage of its
+///   own on the compute stream. In the forward pass that buffer is held until the next unit's has been copied out, the last one
 ///   until the model returns (_fsdp_state.py, _post_forward: before a loss outside of it); in the backward pass it goes
 ///   at once, and the gather of the unit before is issued. Gradients come in the type of the weights that ran (bf16);
 ///   when a unit's backward pass is over they are copied into one buffer of the reduction's type (compute stream), which
@@ -58,7 +58,8 @@ class ReplayFsdp {
   const Plan& plan_;
   ReplayBuffers& buffers_;
   bool root_unit_;  ///< embedding, last norm and head are the root's: gathered once a pass, reduced at its end
-  std::map<std::int32_t, Buffer> unsharded_, ahead_, gradients_;
+  std::map<std::int32_t, std::vector<Buffer>> unsharded_;  ///< a buffer for each weight
+  std::map<std::int32_t, Buffer> ahead_, gradients_;
   std::map<std::int32_t, Buffer> apart_;  ///< gradients of weights that are not wrapped
   Buffer gathered_ = -1, reducing_ = -1;
   std::vector<Buffer> root_whole_;

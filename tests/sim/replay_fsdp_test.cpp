@@ -63,8 +63,9 @@ class ReplayFsdpCalls : public testing::Test {
   [[nodiscard]] const Block& block(std::int32_t slot) const {
     return program_.blocks[static_cast<std::size_t>(program_.slots[static_cast<std::size_t>(slot)].block)];
   }
+  /// As they run: in one buffer that they arrive in, and each in its own; sizes here are whole units of 512 bytes.
   [[nodiscard]] std::int64_t weights(std::int32_t slot) const {
-    return CachingAllocator::rounded(ReplayFsdp::whole(block(slot), problem_.runtime, plan_.parallelism).value);
+    return ReplayFsdp::whole(block(slot), problem_.runtime, plan_.parallelism).value;
   }
   /// The buffer that a unit's reduction reads, and what the reduction leaves.
   [[nodiscard]] std::int64_t copied(std::int32_t slot) const { return CachingAllocator::rounded(2 * weights(slot)); }

@@ -89,6 +89,48 @@ TEST(Replay, HoldsCheckpointsAndTheirGradientsToTheEndOfTheBackwardPassWhereHook
   EXPECT_LE(with - without, 2 * layers * stream);
 }
 
+// Stage 0 of two has two micro-batches under way: the output of each is there beside what the next layer would keep.
+TEST(Replay, HoldsAStagesOutputsWherePipelinesDo) {
+  Problem problem = tiny(true);
+  Plan plan = plan_of(problem, 4);
+  plan.parallelism.pp = 2;
+  plan.stage_layers = {2, 2};
+  const Program program = lower(problem, plan, 0);
+  const std::int64_t without = replay(program, problem, plan).allocated.value;
+  problem.runtime.kept["stage_outputs"] = 1;
+  const std::int64_t stream = 2 * problem.workload.sequence_length * problem.model.hidden;
+  EXPECT_EQ(replay(program, problem, plan).allocated.value - without, 2 * stream);
+}
+
+TEST(Replay, HoldsNarrowGradientsBesideTheSumsOfAFlatBuffer) {
+  Problem problem = tiny(true);
+  const Plan plan = plan_of(problem, 2);
+  const Program program = lower(problem, plan, 0);
+  const std::int64_t without = replay(program, problem, plan).allocated.value;
+  double elements = 0;
+  for (const Slot& s : program.slots) elements += static_cast<double>(s.state.gradients.value) / 4;
+  problem.runtime.kept["narrow_gradients"] = 2;
+  EXPECT_NEAR(static_cast<double>(replay(program, problem, plan).allocated.value - without), 2 * elements, 512);
+}
+
+// Pairs of rank 8 in fp32, without FSDP: three more of each, and no gradients or moments for them.
+TEST(Replay, AllocatesAdaptersThatAreNotTrained) {
+  Problem problem = tiny(false);
+  for (Tuning Workload::*w : {&Workload::attention, &Workload::dense, &Workload::embedding, &Workload::head,
+                              &Workload::norm, &Workload::other})
+    problem.workload.*w = Tuning{};
+  problem.workload.attention = Tuning{.training = Training::lora, .rank = 8, .alpha = 8.0};
+  const Plan plan = plan_of(problem, 1);
+  const Program program = lower(problem, plan, 0);
+  const std::int64_t without = replay(program, problem, plan).allocated.value;
+  std::int64_t adapters = 0;
+  for (const Slot& s : program.slots) adapters += s.state.adapters.value;
+  problem.runtime.kept["adapters"] = 4;
+  ASSERT_GT(adapters, 0);
+  EXPECT_NEAR(static_cast<double>(replay(program, problem, plan).allocated.value - without),
+              3.0 * static_cast<double>(adapters), 512.0 * static_cast<double>(program.slots.size()));
+}
+
 /// What two micro-batches of a loss over 2^15 x 2^13 logits allocate and reserve at most, in bytes a logit.
 std::pair<double, double> loss_bytes(const Runtime& runtime) {
   const op::CrossEntropy loss{.tokens = 1 << 15, .hidden = 64, .vocabulary = 1 << 13};
