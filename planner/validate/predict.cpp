@@ -194,6 +194,37 @@ double head_in_pieces(const Case& c) {
   return 2 * logits * bytes->second / (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
+/// PyTorch's ring of attention over context ranks, traced by torch.compile (torch/distributed/tensor/experimental/
+/// _attention.py), beyond attention itself: keys and values of all heads, repeated before, are gathered in each pass and
+/// waited for; their fp32 gradients go to the next rank after each of the ring's steps and are waited for; and results
+/// are merged in fp32. Bytes of an element of queries, one kernel a merge: forward 10 a step (sum r4 w4, its part r2) and
+/// 10 for a cast of the first and the last and the pair of keys and values; backward 30 a step (three sums) and 26.
+double context_ring(const Case& c) {
+  const Parallelism& p = c.plan.parallelism;
+  if (!c.problem.runtime.traffic.contains("context_ring") || !c.compiled || p.cp < 2) return 0;
+  const double tokens = static_cast<double>(c.plan.micro_batch * c.problem.workload.sequence_length) / p.cp;
+  const double again = c.plan.recompute == Recompute::full ? 1 : 0;
+  const Links links(c.problem.cluster, c.problem.runtime, {}, c.problem.profile);
+  const auto gathered = [&](double bytes) {
+    const CommCall call{.collective = Collective::all_gather, .payload = {std::llround(bytes)}};
+    return links.price(call, {p.cp, p.tp}).median.value;
+  };
+  const DeviceSpec& device = c.problem.cluster.device;
+  const double memory = device.memory_bandwidth.value * device.achieved_bandwidth;
+  double seconds = 0;
+  for (const LayerSpec& layer : c.problem.model.layers)
+    for (const Sublayer& s : layer.sublayers) {
+      const auto* a = std::get_if<GqaAttention>(&s.mixer);
+      if (!a) continue;
+      const double elements = tokens * static_cast<double>(a->heads * a->head_dim) / p.tp;
+      // A gather of a step's bytes from each rank passes cp - 1 times what a step sends.
+      const double sent = 8 * elements * p.cp * p.cp / (p.cp - 1);
+      const double moved = (1 + again) * (10 * p.cp + 10) + 30 * p.cp + 26;
+      seconds += (2 + again) * gathered(4 * elements * p.cp) + gathered(sent) + moved * elements / memory;
+    }
+  return static_cast<double>(c.plan.micro_batches) * seconds / p.pp;
+}
+
 /// Seconds of one collective over the ranks that share the weights; an all-reduce over all data ranks.
 double collective(const Case& c, Collective kind, double bytes) {
   const Parallelism& p = c.plan.parallelism;
@@ -278,7 +309,7 @@ Prediction predict(const Case& said, const Words& words) {
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) + fsdp_copies(c, stages) +
-          head_in_pieces(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
+          head_in_pieces(c) + context_ring(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
   const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
   const double host = stages.host.all * passes;

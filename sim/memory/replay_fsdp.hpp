@@ -2,12 +2,13 @@
 /// What FSDP2 allocates for weights and gradients that are cut over the data ranks
 /// (torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py, _fsdp_param_group.py; facts restated):
 ///
-///   a unit's all-gather fills a buffer of the gather stream, from which its weights are copied out, each into storage of its
-///   own on the compute stream. In the forward pass that buffer is held until the next unit's has been copied out, the last one
-///   until the model returns (_fsdp_state.py, _post_forward: before a loss outside of it); in the backward pass it goes
-///   at once, and the gather of the unit before is issued. Gradients come in the type of the weights that ran (bf16);
-///   when a unit's backward pass is over they are copied into one buffer of the reduction's type (compute stream), which
-///   stays until the next unit's reduction, and the reduced share lives in the reduction's stream.
+///   a unit's all-gather fills a buffer of the gather stream, from which its weights are copied out, each into storage
+///   of its own on the compute stream. In the forward pass that buffer is held until the next unit's has been copied
+///   out, the last one until the model returns (_fsdp_state.py, _post_forward: before a loss outside of it); in the
+///   backward pass it goes at once, and the gather of the unit before is issued. Gradients come in the type of the
+///   weights that ran (bf16); when a unit's backward pass is over they are copied into one buffer of the reduction's type
+///   (compute stream), which stays until the next unit's reduction, and the reduced share lives in the reduction's
+///   stream.
 ///
 /// Experts that expert parallelism cuts and no data rank does are not wrapped (NeMo AutoModel, moe/parallelizer.py:
 /// `ignored_params` unless they are cut over ranks of FSDP too): neither gathered nor cast nor reduced, with gradients

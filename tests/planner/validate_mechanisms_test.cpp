@@ -309,6 +309,29 @@ TEST(Torchtitan, CopiesWeightsAndGradientsOnTheComputeStream) {
   EXPECT_NEAR(with - predict(c, library().words).step.value, 14 * 8.03e9 / (device.memory_bandwidth.value * device.achieved_bandwidth), 1e-3);
 }
 
+// 32,768 tokens a rank and 4,096 channels of queries, each of 32 layers: three gathers of keys and values of all heads, a
+// step's fp32 gradients sent on cp times, over NVLink of 450 GB/s; and what is merged.
+TEST(Torchtitan, WaitsForItsRingOfAttentionWhereItIsCompiled) {
+  const auto ring = [](std::int64_t cp, const char* notes) {
+    Case c = convert(row_of({{"framework", "torchtitan (FSDP2)"}, {"hardware", "h100-96gb-hbm2e-500w"}, {"gpus_per_node", 8},
+                             {"model", "llama3.1-8b"}, {"precision", "bf16"}, {"seq_len", 32768 * cp}, {"cp", cp}, {"global_batch_size", 8 / cp},
+                             {"ep", 1}, {"dp_or_fsdp", "fsdp2"}, {"recompute", "full AC"}, {"notes", notes}, {"year", 2024}}), library());
+    const double with = predict(c, library().words).step.value;
+    c.problem.runtime.traffic.erase("context_ring");
+    return with - predict(c, library().words).step.value;
+  };
+  EXPECT_EQ(ring(1, "torch.compile"), 0);
+  EXPECT_EQ(ring(4, "eager"), 0);
+  const DeviceSpec device = convert(row_of({{"hardware", "h100-96gb-hbm2e-500w"}}), library()).problem.cluster.device;
+  for (const std::int64_t cp : {2, 4, 8}) {
+    const double elements = 32.0 * 32768 * 4096, n = static_cast<double>(cp);
+    const double merged = elements * (2 * (10 * n + 10) + 30 * n + 26) / (device.memory_bandwidth.value * device.achieved_bandwidth);
+    const double arrives = elements * (3 * 4 * (n - 1) + 8 * n);
+    EXPECT_GT(ring(cp, "torch.compile"), merged + arrives / 450e9) << cp;
+    EXPECT_LT(ring(cp, "torch.compile"), merged + arrives / 250e9) << cp;
+  }
+}
+
 // Copied out twice (4 bytes), gradients copied (6); on one device also cast twice (6).
 TEST(PrimeRl, CastsItsWeightsOnTheComputeStreamOfOneDevice) {
   const auto copies = [](std::int64_t gpus) {
