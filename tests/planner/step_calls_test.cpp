@@ -62,8 +62,10 @@ TEST_F(Mixes, bring_the_clocks_of_other_plans_to_what_the_device_holds) {
   EXPECT_NEAR(fitted->limit, truth().limit, 1e-9);
   for (const auto* plans : {&read, &other})
     for (const Mixed& m : *plans) {
-      EXPECT_GT(off(m, *profile.power, truth()), 0.03);
-      EXPECT_LT(off(m, *fitted, truth()), plans == &read ? 0.005 : 0.015) << m.problem.model_name << " " << m.problem.workload.sequence_length;
+      // Not all the way: a mix is read to 2 %, and what one class has more of lies within the 10 % of each.
+      const double before = off(m, *profile.power, truth());
+      EXPECT_GT(before, 0.03);
+      EXPECT_LT(off(m, *fitted, truth()), 0.5 * before) << m.problem.model_name << " " << m.problem.workload.sequence_length;
     }
   EXPECT_EQ(fitted->peak, profile.power->peak);
   EXPECT_EQ(fitted->exponent, profile.power->exponent);
