@@ -32,18 +32,18 @@ std::vector<Point> points(const std::string& phase, bool nan, const std::string&
 
 std::vector<Point> slow_points(const std::string& phase, const std::string& backend) {
   // Rank 0 keeps the state of all in memory of the host.
-  if (phase == "load") return {{true, "10CpuBackend5writeE"}};
-  if (phase == "save") return {{true, "10CpuBackend4readE"}};
-  if (phase == "optimizer" && backend == "cpu") return {{false, "10CpuBackend4callE"}};
+  if (phase == "load") return {{.first = true, .function = "10CpuBackend5writeE", .slow = 40}};
+  if (phase == "save") return {{.first = true, .function = "10CpuBackend4readE", .slow = 40}};
+  if (phase == "forward dispatch" && backend == "cpu") return {{.function = "10CpuBackend4callE", .slow = 150}};
   return {};
 }
 
-std::string phase_in_program(const std::string& phase) { return phase == "rendezvous" ? "start" : phase; }
+std::string phase_in_program(const std::string& phase, const std::string& action) { return phase == "rendezvous" ? "start" : action == kSlow && phase == "forward dispatch" ? "forward" : phase; }
 
 std::string shim_action(const std::string& action, const Point& point, const std::string& backend) {
   if (action == "exception") return "throw";
   if (action == "nan") return "nan:" + point.nan;
-  if (action == kSlow) return "slow:" + std::to_string(kSlowPiece);
+  if (action == kSlow) return "slow:" + std::to_string(point.slow);
   // Device memory that is not there, where some is asked for; elsewhere the host's.
   if (action == "memory" && backend == "cuda" && point.function == "7TrainerC") return "memory";
   return action;

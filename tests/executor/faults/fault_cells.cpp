@@ -91,7 +91,8 @@ struct Trial {
   std::vector<int> codes;
   Steady::time_point began;
   bool stuck = false, named = false, same_phase = false, resumed = false, codes_right = true;
-  double left_s = 0;
+  double left_s = 0;            ///< from the start of the processes
+  double struck_s = 0;          ///< from the fault, where that is known; else the same
   std::string heard, note;
 };
 
@@ -115,7 +116,8 @@ void begin(const Options& o, Trial& t, const fs::path& base, const fs::path& tok
     if (o.backend == "cuda") e["NCCL_RAS_ENABLE"] = "0";
     if (r == t.culprit) {
       e["LD_PRELOAD"] = o.shim;
-      e["MOEPLAN_FAULT"] = fmt::format("phase={};function={};hit={};do={}", phase_in_program(t.phase), t.point.function, t.point.hit, shim_action(t.action, t.point, o.backend));
+      e["MOEPLAN_FAULT_STRUCK"] = (t.folder / "struck").string();
+      e["MOEPLAN_FAULT"] = fmt::format("phase={};function={};hit={};do={}", phase_in_program(t.phase, t.action), t.point.function, t.point.hit, shim_action(t.action, t.point, o.backend));
     }
     std::vector<std::string> words = run_words(o, o.backend, t);
     for (const char* w : {"--stop-after", t.action == kSlow ? "1" : "3"}) words.emplace_back(w);
@@ -134,11 +136,13 @@ bool over(const Options& o, Trial& t) {
     }
     others = others || (t.pids[r] && static_cast<int>(r) != t.culprit);
   }
-  const bool late = seconds_since(t.began) > kLeave + 15;
+  const bool late = seconds_since(t.began) > kLeave + 30;
   // A culprit that has not been stopped leaves too.
   const bool wait_for_culprit = t.action != "stop" && t.pids[static_cast<std::size_t>(t.culprit)];
   if ((others || wait_for_culprit) && !late) return false;
-  t.left_s = seconds_since(t.began);
+  t.left_s = t.struck_s = seconds_since(t.began);
+  if (std::error_code none; fs::exists(t.folder / "struck", none) && t.action != kSlow)
+    t.struck_s = std::chrono::duration<double>(fs::file_time_type::clock::now() - fs::last_write_time(t.folder / "struck")).count();
   t.stuck = others || wait_for_culprit;
   for (std::size_t r = 0; r < t.pids.size(); ++r)
     if (t.pids[r]) {
@@ -321,16 +325,16 @@ int main(int argc, char** argv) {
       const Trial& t = trials[j];
       if (t.pids.empty()) continue;   // not begun
       ++m, n += t.named, s += t.same_phase, c += t.codes_right, u += t.resumed;
-      in_time += !t.stuck && t.left_s <= kLeave;
-      most = std::max(most, t.left_s);
+      in_time += !t.stuck && (t.action == kSlow || t.struck_s <= kLeave);
+      most = std::max(most, t.struck_s);
       rows.push_back({{"action", t.action}, {"phase", t.phase}, {"trial", t.number}, {"culprit", t.culprit}, {"function", t.point.function}, {"hit", t.point.hit}, {"named", t.named}, {"same_phase", t.same_phase},
-                      {"exit_codes", t.codes}, {"resumed", t.resumed}, {"left_s", t.left_s}, {"stuck", t.stuck}, {"said", t.heard}, {"note", t.note}});
+                      {"exit_codes", t.codes}, {"resumed", t.resumed}, {"left_s", t.left_s}, {"struck_s", t.struck_s}, {"stuck", t.stuck}, {"said", t.heard}, {"note", t.note}});
     }
     std::printf("%-28s %5d/%d %5d/%d %5d/%d %5d/%d %9.1f\n", fmt::format("{} x {}", trials[i].action, trials[i].phase).c_str(), n, m, s, m, c, m, u, m, most);
     made += m, named += n, phases += s, codes += c, resumed += u;
     longest = std::max(longest, most);
   }
-  std::printf("%s, %d ranks: %d of %zu trials in %.0f s; named %d (%.1f %%), with the phase %d, all left within %.1f s (limit %.0f s, %d in time), exit codes right %d, newest save loads and goes on %d\n", o.backend.c_str(), o.ranks, made,
+  std::printf("%s, %d ranks: %d of %zu trials in %.0f s; named %d (%.1f %%), with the phase %d, all left within %.1f s of the fault (limit %.0f s, %d in time), exit codes right %d, newest save loads and goes on %d\n", o.backend.c_str(), o.ranks, made,
               trials.size(), seconds_since(begun), named, made ? 100.0 * named / made : 0, phases, longest, kLeave, in_time, codes, resumed);
   if (!o.json.empty()) write_text_file(o.json, Json{{"backend", o.backend}, {"ranks", o.ranks}, {"trials", rows}}.dump(1) + "\n");
   std::error_code ignored;

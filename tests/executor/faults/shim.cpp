@@ -4,6 +4,8 @@
 ///
 ///   MOEPLAN_FAULT='phase=save;function=13write_durableE;hit=2;do=kill'
 ///
+/// MOEPLAN_FAULT_STRUCK: a file that is made then.
+///
 /// `function`: part of a symbol's mangled name. `phase`: what the rank last told `Progress::set_phase`; "start" before that.
 /// `do`: kill, stop (signals to itself) | exit (code 0) | hang (this thread only; the others go on) | slow:MS (sleeps so long, then goes on, here and each time after) | throw (the function throws std::runtime_error instead of running) |
 /// memory (its next operator new throws std::bad_alloc) | return:N (the function gives back N) | nan:REGISTER[:BYTES] (where the argument
@@ -80,6 +82,7 @@ void spoil(void* at, std::size_t bytes) {
 }
 
 void act(ucontext_t& context) {
+  if (const char* file = std::getenv("MOEPLAN_FAULT_STRUCK")) ::close(::open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0644));   // its time says when
   auto& r = context.uc_mcontext.gregs;
   const auto go_to = [&](auto* instead) { r[REG_RIP] = reinterpret_cast<greg_t>(instead); };
   if (action == "kill") ::kill(::getpid(), SIGKILL);
