@@ -27,7 +27,7 @@ namespace {
 
 /// Words of a placement: a thousand layers of some thousand slots.
 constexpr std::int64_t kMostPlaced = std::int64_t{1} << 24;
-/// A CPU rank makes more, with a share of a core and in the slowest reference; what it is in may take longer accordingly.
+/// Taken as the least that a CPU rank makes of a call, with a share of a core too. Below 4 GFLOP the call has `kStalled` anyway.
 constexpr FlopsPerSecond kSlowest{1e8};
 
 std::int64_t peak_resident() {
