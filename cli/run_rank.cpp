@@ -111,6 +111,8 @@ void say_now(const std::string& text) {
   std::fflush(stdout);
 }
 
+Duration stalled(const RunOptions& o) { return o.timeout_given ? Duration{static_cast<Duration::rep>(o.rank_timeout * 1000)} : kStalled; }
+
 /// Training as one rank: alone, or with the others over `world`.
 class RankRun {
  public:
@@ -183,7 +185,7 @@ class RankRun {
   }
   /// Whether the others may take this rank for one that hangs when it has no work done to tell of (`kStalled`).
   void watch_work(bool on) {
-    if (progress_) progress_->set_stall(!on ? Duration{0} : o_.timeout_given ? Duration{static_cast<Duration::rep>(o_.rank_timeout * 1000)} : kStalled);
+    if (progress_) progress_->set_stall(on ? stalled(o_) : Duration{0});
   }
   [[nodiscard]] std::function<void()> work_told() const {
     if (!progress_) return {};
@@ -373,6 +375,9 @@ class RankRun {
 
 }  // namespace
 
-void run_rank(Session& session, Communicator* world, Progress* progress) { RankRun(session, world, progress).run(); }
+void run_rank(Session& session, Communicator* world, Progress* progress) {
+  if (progress) progress->set_stall(stalled(session.options));   // from the opening of the device and the taking of memory on
+  RankRun(session, world, progress).run();
+}
 
 }  // namespace moeplan::cli
