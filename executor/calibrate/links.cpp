@@ -44,7 +44,7 @@ class Collectives {
       : world_(world), from_(memory(world, backend, bytes, "what is sent")), to_(memory(world, backend, bytes, "what is received")) {
     for (const Backend::Memory& m : {from_, to_}) {
       backend.clear({m.get(), DType::f32, {bytes / 4}});
-      if (Communicator::Registration done = world.register_memory(m, bytes); done.handle) registered_.push_back(std::move(done.handle));
+      if (Registration done = world.register_memory(m, bytes); done.handle) registered_.push_back(std::move(done.handle));
     }
     backend.wait();
   }
