@@ -130,7 +130,7 @@ i64 scratch(const op::Mamba1& op, Pass pass, Wants wants) {
 }
 
 i64 scratch(const op::ShortConv& op, Pass pass, Wants wants) {
-  return trains(op, pass, wants) ? 4 * (4 + 1) * op.channels * ceil_of(op.tokens, 128) : 0;
+  return trains(op, pass, wants) ? 4 * (4 + 1) * op.channels * ceil_of(op.tokens, 257) : 0;   // a partial row a chunk
 }
 
 i64 scratch(const op::HyperPre& op, Pass pass, Wants wants) {
