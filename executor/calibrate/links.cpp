@@ -88,9 +88,9 @@ std::string link_key(std::string_view name, std::int64_t payload, std::int64_t r
   return fmt::format("{} payload={} ranks={}{}", name, payload, ranks, hosts > 1 ? fmt::format(" hosts={}", hosts) : "");
 }
 
-ProfileSample median_of(std::string key, std::vector<double> batches) {
+ProfileSample median_of(std::string key, std::vector<double> batches, double least) {
   std::sort(batches.begin(), batches.end());
-  const double median = batches[batches.size() / 2];
+  const double median = std::max(least, batches[batches.size() / 2]);
   return {.key = std::move(key), .median = {median}, .spread = std::min(10.0, (batches.back() - batches.front()) / 2 / median), .count = static_cast<std::int64_t>(batches.size())};
 }
 
@@ -111,7 +111,7 @@ std::vector<ProfileSample> time_links(Communicator& world, Backend& backend, con
       const double each = slowest(world, (now() - begin) / repeats);
       if (b > 0) batches.push_back(each);   // the first makes connections
     }
-    out.push_back(median_of(link_key(name, payload, n, hosts), std::move(batches)));
+    out.push_back(median_of(link_key(name, payload, n, hosts), std::move(batches), 0));
   };
   // What a dispatch learns first, over the host: how many rows each of some experts gets.
   const std::vector<std::int64_t> words(64, 1);
@@ -154,8 +154,7 @@ std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, co
       });
       if (b > 0) batches.push_back((together - apart) / static_cast<double>(calls));
     }
-    const ProfileSample delay = median_of(fmt::format("{} {}", kDelayKey, link_key(name, payload, n, hosts)), std::move(batches));
-    if (delay.median.value > 0 && delay.spread <= 1) out.push_back(delay);   // else it is lost in the noise, which is not to say that there is none
+    out.push_back(median_of(fmt::format("{} {}", kDelayKey, link_key(name, payload, n, hosts)), std::move(batches), kLeast));
   }
   return out;
 }

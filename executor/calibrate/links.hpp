@@ -31,8 +31,8 @@ struct DelayOptions {
 
 /// How much longer products take beside a call of each collective that `alone` (of `time_links`) has at this payload: so many products that they take twice as
 /// long as the calls are timed alone and with calls beside them, one after every few, until both are done. What two batches in turn differ by, over the calls:
-/// "delay all_gather payload=67108864 ranks=2", the median; the slowest rank's times. Where a call blocks (threads) its delay is all of it. None of a call whose batches differ by
-/// more than their median, or took no longer together.
+/// "delay all_gather payload=67108864 ranks=2", the median; the slowest rank's times. Where a call blocks (threads) its delay is all of it. Where batches differ by more
+/// than their median, or took no longer together, its spread is above 1.
 [[nodiscard]] std::vector<ProfileSample> time_delays(Communicator& world, Backend& backend, const std::vector<ProfileSample>& alone, const DelayOptions& options);
 
 /// Both of `world` and of 2, 4, 8 and so on of its ranks, as far as that divides their number: neighbours, all groups of a size at once as in a

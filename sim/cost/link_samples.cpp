@@ -27,6 +27,7 @@ LinkSamples::LinkSamples(const DeviceProfile& profile) {
     const auto payload = number(s.key, "payload"), ranks = number(s.key, "ranks");
     if (!payload || !ranks) continue;
     const bool beside = s.key.starts_with(delay);
+    if (beside && s.spread > 1) continue;   // lost in the noise, which is not to say that it is nothing
     const std::size_t from = beside ? delay.size() : 0;
     (beside ? delays : of_)[{s.key.substr(from, s.key.find(' ', from) - from), *ranks, number(s.key, "hosts").value_or(1)}].push_back({static_cast<double>(*payload), s.median.value, s.spread});
   }

@@ -212,17 +212,23 @@ TEST_F(Calibrate, OfLinksSaysWhatComputingLosesBesideThemAndPlansSayThatItWasMea
   const Finished done = moeplan({"calibrate", "--links", "4", "--links-most", "64 KiB", "-o", file("links.json"), "--json"});
   ASSERT_EQ(done.exit_code, 0) << done.err;
   const Json said = parse_json(done.out, "stdout");
-  EXPECT_EQ(said.at("beside").size(), 10u) << "of two ranks and of four";
   const Json profile = load_json(file("links.json"));
-  std::size_t delays = 0;
-  for (const Json& s : profile.at("samples")) delays += s.at("key").get<std::string>().starts_with("delay ") && s.at("key").get<std::string>().find(" payload=65536 ranks=") != std::string::npos;
-  EXPECT_EQ(delays, 10u);
+  std::size_t delays = 0, clear = 0;
+  for (const Json& s : profile.at("samples")) {
+    if (!s.at("key").get<std::string>().starts_with("delay ") || s.at("key").get<std::string>().find(" payload=65536 ranks=") == std::string::npos) continue;
+    ++delays, clear += s.at("spread").get<double>() <= 1;
+  }
+  EXPECT_EQ(delays, 10u) << "of two ranks and of four";
+  EXPECT_EQ(said.at("beside").size(), clear) << "those that are not lost in noise";
   EXPECT_NE(profile.at("source").get<std::string>().find("delays of linear tokens=64"), std::string::npos);
   const Finished with = plan("with.json", {"--profile", file("links.json")}), without = plan("without.json");
   ASSERT_EQ(with.exit_code, 0) << with.err;
-  EXPECT_EQ(parse_json(with.out, "stdout").at("problem").at("profile").at("measured_beside"), said.at("beside"));
+  if (clear > 0) {
+    EXPECT_EQ(parse_json(with.out, "stdout").at("problem").at("profile").at("measured_beside"), said.at("beside"));
+  }
   EXPECT_FALSE(parse_json(without.out, "stdout").at("problem").at("profile").contains("measured_beside"));
   expect_refused({"calibrate", "--links", "2", "--links-most", "64", "-o", file("no.json")}, "--links-most");
+  expect_refused({"calibrate", "--model", "kimi-k3-tiny", "--links-most", "1 MiB", "-o", file("no.json")}, "--links-most");
 }
 
 }  // namespace

@@ -95,6 +95,9 @@ TEST(LinkSamples, what_computing_loses_is_the_delay_over_the_time_alone_of_the_l
   EXPECT_DOUBLE_EQ(samples.time("all_gather", 2, 2001000)->seconds, 40e-6) << "delays are no times of calls";
   ASSERT_EQ(samples.shares().size(), 3u);
   EXPECT_TRUE(LinkSamples(profile({})).shares().empty());
+  DeviceProfile noisy = profile({});
+  noisy.samples.push_back({.key = "delay all_gather payload=1000 ranks=2", .median = {1e-9}, .spread = 10, .count = 5});
+  EXPECT_FALSE(LinkSamples(noisy).share("all_gather", 2, 1, 8, false)) << "lost in noise is not nothing";
 }
 
 // In place of the multiprocessors that NCCL's channels hold: 24 for a gather in one node, 16 between nodes, 32 for sends, of 132.
