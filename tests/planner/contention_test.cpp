@@ -150,8 +150,8 @@ TEST(Measured, WhatComputingLosesComesFromTheProfileInBothRoads) {
     Problem out = p;
     out.profile.device.name = p.cluster.device.name;
     for (const char* name : {"all_gather", "reduce_scatter"}) {
-      out.profile.samples.push_back({.key = std::string(name) + " payload=1048576 ranks=32", .median = {1e-3}, .spread = 0, .count = 5});
-      if (delay > 0) out.profile.samples.push_back({.key = "delay " + std::string(name) + " payload=1048576 ranks=32", .median = {delay}, .spread = 0, .count = 5});
+      out.profile.samples.push_back({.key = std::string(name) + " payload=1048576 ranks=32 hosts=4", .median = {1e-3}, .spread = 0, .count = 5});
+      if (delay > 0) out.profile.samples.push_back({.key = "delay " + std::string(name) + " payload=1048576 ranks=32 hosts=4", .median = {delay}, .spread = 0, .count = 5});
     }
     return out;
   };
