@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -74,26 +75,26 @@ std::uint32_t write_durable(const fs::path& file, const std::vector<std::string_
 }
 
 Summed summed(const fs::path& file, const std::function<void()>& told, std::size_t piece) {
-  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // a FIFO must not hang us
   if (fd < 0) refuse(file, "open");
+  const struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) refuse(file, "stat");
+  if (!S_ISREG(info.st_mode)) throw InputError(file.string(), "is not a regular file");
   Summed out;
-  std::string buffer(piece, '\0');
+  std::string buffer(std::min(piece, static_cast<std::size_t>(info.st_size) + 1), '\0');
   while (true) {
     const ssize_t n = ::read(fd, buffer.data(), buffer.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int error = errno;
-      ::close(fd);
-      errno = error;
-      refuse(file, "read");
-    }
-    if (n == 0) break;
+    if (n < 0) refuse(file, "read");
+    if (n == 0) return out;
     out.bytes += n;
     out.crc32c = crc32c({buffer.data(), static_cast<std::size_t>(n)}, out.crc32c);
     if (told) told();
   }
-  ::close(fd);
-  return out;
 }
 
 void flush_directory(const fs::path& directory) {

@@ -18,7 +18,7 @@ inline constexpr std::size_t kPiece = std::size_t{64} << 20;
 /// Writes a new file, the parts one after another, and flushes it; gives its CRC-32C. `told` hears of each piece that is on the disk.
 /// Throws InputError naming the file and what the system said; what was written is then removed.
 std::uint32_t write_durable(const std::filesystem::path& file, const std::vector<std::string_view>& parts, const std::function<void()>& told = {}, std::size_t piece = kPiece);
-/// Bytes and CRC-32C of a file, read in pieces. Throws InputError naming the file.
+/// Bytes and CRC-32C of a regular file, read in pieces. Throws InputError naming the file.
 struct Summed {
   std::int64_t bytes = 0;
   std::uint32_t crc32c = 0;

@@ -1,6 +1,7 @@
 /// Saves that survive: a resumed run is the run, bit for bit; what is broken is set aside; what is committed is never touched.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -242,6 +243,9 @@ TEST(Durable, TellsOfEachPieceThatIsOnTheDiskOrWasReadFromIt) {
   EXPECT_EQ(is.bytes, 1050);
   EXPECT_EQ(is.crc32c, sum);
   EXPECT_THROW((void)summed(dir.path() / "none"), InputError);
+  EXPECT_THROW((void)summed(dir.path()), InputError);
+  ASSERT_EQ(::mkfifo((dir.path() / "fifo").c_str(), 0600), 0);
+  EXPECT_THROW((void)summed(dir.path() / "fifo"), InputError) << "which nobody writes to, and which must not be waited for";
 }
 
 TEST(Checkpoint, TellsOfItsWorkWhenItSavesAndWhenItLoads) {
