@@ -17,13 +17,25 @@
 namespace moeplan::gui_test {
 namespace {
 
-/// Cores of shared machines were seen to take up to 2.6 times as long as those on which the aims were met (README's search in 148 ms for 58).
-constexpr double slow = 3;
-
 double cpuSeconds() {
   timespec t{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+/// Limits of CPU time are those of the machine on which docs/gui.md's were measured: it sorted these numbers in 4.3 ms (11.0 ms on a machine that took 148 ms for
+/// README's search, for 58 ms there). How many times as long this core takes now, beside whatever shares it: the least of three.
+double slow() {
+  double least = 1;
+  for (int i = 0; i < 3; ++i) {
+    std::mt19937 random(7);
+    std::vector<double> numbers(100000);
+    for (double& n : numbers) n = random();
+    const double start = cpuSeconds();
+    std::sort(numbers.begin(), numbers.end());
+    least = std::min(least, cpuSeconds() - start);
+  }
+  return std::max(1.0, least / 4.3e-3);
 }
 
 double residentGigabytes() {
@@ -62,7 +74,7 @@ TEST(GuiLoad, TenMillionEventsAreDrawnThirtyTimesASecondWithinTwoGigabytes) {
   ASSERT_EQ(view.store().events(), 10'000'000);
   QImage image(1600, 900, QImage::Format_ARGB32_Premultiplied);
   // A zoom from everything down to single events, and a pan along: sixty frames.
-  const double start = cpuSeconds();
+  const double slower = slow(), start = cpuSeconds();
   int frames = 0;
   for (int f = 0; f < 60; ++f, ++frames) {
     const double share = std::pow(0.75, f % 40);
@@ -76,8 +88,7 @@ TEST(GuiLoad, TenMillionEventsAreDrawnThirtyTimesASecondWithinTwoGigabytes) {
   RecordProperty("resident_gb", std::to_string(residentGigabytes()));
   std::printf("%.2f ms of CPU a frame, %.2f GB resident\n", 1e3 * each, residentGigabytes());
 #if !defined(__SANITIZE_ADDRESS__)
-  // CPU time of the drawing thread: 30 frames a second are 33 ms, `slow` times that on a core that slow.
-  EXPECT_LT(each, slow * 0.033);
+  EXPECT_LT(each, slower * 0.033) << "CPU time of the drawing thread: 30 frames a second are 33 ms";
   EXPECT_LT(residentGigabytes(), 2);
 #endif
 }
@@ -119,7 +130,7 @@ TEST_F(Gui, TheGuiThreadIsNeverBlocked) {
   std::printf("longest %.1f ms of CPU between two turns of the event loop\n", 1e3 * watchdog.longest());
   RecordProperty("longest_ms", std::to_string(1e3 * watchdog.longest()));
 #if !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(watchdog.longest(), 0.15);   // the aim is 100 ms, 82 were measured (docs/gui.md); a slower core is no fault of the window
+  EXPECT_LT(watchdog.longest(), slow() * 0.1);
 #endif
 }
 
@@ -157,7 +168,7 @@ TEST(GuiLoad, ALiveEstimateTakesFiftyMilliseconds) {
     for (int i = 0; i < 3; ++i) once(what, [&](Draft& d) { change(d, i); });
     RecordProperty(what, std::to_string(1e3 * least));
 #if !defined(__SANITIZE_ADDRESS__)
-    EXPECT_LT(least, slow * 0.1) << what;
+    EXPECT_LT(least, slow() * 0.1) << what;
 #endif
   };
   thrice("imbalance", [](Draft& d, int i) { d.what_if.imbalance = 1.1 + 0.1 * i; });
@@ -188,7 +199,7 @@ TEST_F(Gui, AHundredThousandPlansInTheWindowNeverBlockIt) {
     QTest::qWait(150);
     std::printf("%-40s %5.1f ms\n", what, 1e3 * watchdog.longest());
 #if !defined(__SANITIZE_ADDRESS__)
-    EXPECT_LT(watchdog.longest(), 0.1) << what;
+    EXPECT_LT(watchdog.longest(), slow() * 0.1) << what;
 #endif
   };
   step("shown", [&] { session().show(many); });
@@ -224,7 +235,7 @@ TEST_F(Gui, AHundredThousandPlansInTheWindowNeverBlockIt) {
   ASSERT_TRUE(eventually([&] { return window->message() == QStringLiteral("wrote ") + csv; }));
   std::printf("%-40s %5.1f ms\n", "written as CSV", 1e3 * writing.longest());
 #if !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(writing.longest(), 0.1);
+  EXPECT_LT(writing.longest(), slow() * 0.1);
 #endif
   std::ifstream in(csv.toStdString());
   EXPECT_EQ(std::count(std::istreambuf_iterator<char>(in), {}, '\n'), 100001);
