@@ -11,7 +11,9 @@ namespace {
 
 constexpr std::int64_t kRow = 4096, kRun = 128;   ///< columns of a row, and of a run of them
 constexpr std::array<std::int64_t, 5> kCopied{1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20};
-constexpr std::int64_t kSide = 4096;              ///< of the matrices that keep a device busy
+/// Of the matrices that keep a device busy: 4096 is 0.2 ms of an H200; smaller ones where one product would take longer than is wanted and than a millisecond.
+constexpr std::int64_t kSide = 4096, kLeastSide = 256;
+constexpr double kLeastLength = 1e-3;
 constexpr int kQueued = 256;
 constexpr double kLeastLaunch = 1e-7;
 
@@ -73,22 +75,26 @@ Seconds bare_seconds(Backend& backend) {
 
 Busy::Busy(Backend& backend, Seconds length) : backend_(backend) {
   if (length.value <= 0) return;
-  const op::Linear square{.tokens = kSide, .in = kSide, .out = kSide};
-  for (const Operand& o : operands(Op{square})) {
-    memory_.push_back(backend.allocate({2 * o.shape.elements()}, "matrices that keep the device busy"));
-    operands_.push_back({memory_.back().get(), DType::bf16, o.shape});
-    backend.fill_normal(operands_.back(), operands_.size(), 0.3f);
-  }
+  double once = 0;
   times_ = 1;
-  work()();
-  const double once = backend.time(work()).value;
+  for (side_ = kLeastSide;; side_ *= 2) {
+    operands_.clear(), memory_.clear();
+    for (const Operand& o : operands(Op{square()})) {
+      memory_.push_back(backend.allocate({2 * o.shape.elements()}, "matrices that keep the device busy"));
+      operands_.push_back({memory_.back().get(), DType::bf16, o.shape});
+      backend.fill_normal(operands_.back(), operands_.size(), 0.3f);
+    }
+    work()();
+    once = backend.time(work()).value;
+    if (side_ == kSide || 8 * once > std::max(length.value, kLeastLength)) break;
+  }
   times_ = std::max<std::int64_t>(1, std::llround(length.value / std::max(once, 1e-6)));
 }
 
 std::function<void()> Busy::work() const {
   if (times_ == 0) return {};
   return [this] {
-    const OpCall call{op::Linear{.tokens = kSide, .in = kSide, .out = kSide}, Pass::forward, {}};
+    const OpCall call{square(), Pass::forward, {}};
     for (std::int64_t i = 0; i < times_; ++i) backend_.call(call, operands_, std::vector<TensorView>(operands_.size()), {});
   };
 }

@@ -18,10 +18,11 @@ class Busy {
   [[nodiscard]] std::function<void()> work() const;
 
  private:
+  [[nodiscard]] op::Linear square() const { return {.tokens = side_, .in = side_, .out = side_}; }
   Backend& backend_;
   std::vector<Backend::Memory> memory_;
   std::vector<TensorView> operands_;
-  std::int64_t times_ = 0;
+  std::int64_t side_ = 0, times_ = 0;
 };
 
 /// By key (core/spec/profile_keys.hpp), of a backend with recordings (a device); none of others.

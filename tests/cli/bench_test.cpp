@@ -32,7 +32,7 @@ TEST_F(Bench, TimesEachCallOfAnOperatorAndWritesAProfile) {
 
 TEST_F(Bench, TimesTheNormOfTheUpdateAndWeightsCastAndQuantisedToo) {
   for (const std::string name : {"grad_norm", "cast", "quantise", "dequantise"}) {
-    const Finished done = moeplan({"bench", name, "--backend", "cpu", "--models", "qwen3-30b-a3b", "--seq", "16", "--samples", "5", "--json"});
+    const Finished done = moeplan({"bench", name, "--backend", "cpu", "--models", "tiny-qwen3-moe", "--seq", "16", "--samples", "5", "--json"});
     ASSERT_EQ(done.exit_code, 0) << done.err;
     const Json calls = parse_json(done.out, "stdout").at("calls");
     ASSERT_FALSE(calls.empty()) << name;
