@@ -120,7 +120,7 @@ Output run(const Context& context, const Options& options) {
   library.models = rows.models;
   if (!options.rows.empty())
     for (auto& [name, dims] : read_models(load_json(shipped / "models.json"), "models.json"))
-      library.models.emplace(name, std::move(dims));
+      fill_in(library.models[name], dims);
   if (!options.all && options.rows.empty())
     std::erase_if(rows.rows, [](const Row& r) { return r.confidence.value_or("high") == "low"; });
   const Validation v = validate(rows, library, context.threads, context.show_progress);

@@ -8,6 +8,7 @@
 #include "core/configs.hpp"
 #include "kernels/catalogue.hpp"
 #include "planner/validate/adapt_runtime.hpp"
+#include "planner/validate/facts.hpp"
 #include "planner/validate/model_config.hpp"
 #include "planner/validate/versions.hpp"
 #include "sim/program/architectures/architecture.hpp"
@@ -30,28 +31,6 @@ std::string lower(const std::optional<std::string>& text) {
 
 bool any_of(const std::string& text, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(), [&](const char* w) { return text.find(w) != std::string::npos; });
-}
-
-std::string described(const Row& row) {
-  return row.framework + " | " + row.source_title.value_or("") + " | " + row.id + " | " + row.notes.value_or("") +
-         " | " + row.moe_notes.value_or("");
-}
-
-const FrameworkWords* framework_of(const Row& row, const Words& words) {
-  for (const FrameworkWords& f : words.frameworks)
-    if (contains(described(row), f.contains)) return &f;
-  return nullptr;
-}
-
-const HardwareWords* hardware_of(const Row& row, const Words& words) {
-  for (const HardwareWords& h : words.hardware)
-    if (row.hardware && contains(*row.hardware, h.contains)) return &h;
-  return nullptr;
-}
-
-ModelDims dims_of(const Row& row, const Library& library) {
-  const auto it = library.models.find(row.model);
-  return it == library.models.end() ? ModelDims{} : it->second;
 }
 
 /// The cluster of the row: its device, as many as it says, in the machines that it says, on the wires that it says.
@@ -242,12 +221,11 @@ Plan plan_of(const Row& row, const ModelSpec& model, Sharding sharding, const Ru
   p.dp_replicate = static_cast<int>(dp / shards);
   if (sharding != Sharding::replicated) p.expert_shard = p.expert_data();
   plan.micro_batch = *row.micro_batch;
-  const std::int64_t batch = row.global_batch.value_or(dp * plan.micro_batch);
-  if (batch % dp != 0) refuse(fmt::format("a global batch of {} does not divide over {} data ranks", batch, dp));
-  plan.micro_batch = std::min(plan.micro_batch, batch / dp);
-  if (batch / dp % plan.micro_batch != 0)
-    refuse(fmt::format("{} sequences of a data rank are not whole micro-batches of {}", batch / dp, plan.micro_batch));
-  plan.micro_batches = batch / dp / plan.micro_batch;
+  // Where a batch is not the same for all data ranks, or ends in a smaller micro-batch, the fullest rank takes the time.
+  const auto up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t sequences = up(row.global_batch.value_or(dp * plan.micro_batch), dp);
+  plan.micro_batch = std::min(plan.micro_batch, sequences);
+  plan.micro_batches = up(sequences, plan.micro_batch);
   const auto layers = static_cast<std::int64_t>(model.layers.size());
   if (p.pp > layers) refuse(fmt::format("{} stages for {} layers", p.pp, layers));
   const bool fills = contains(runtime.name, "deepspeed") && !contains(row.notes.value_or(""), "embedding balanced");
@@ -283,10 +261,10 @@ std::vector<Target> targets_of(const Row& row, PeakKind kind) {
                                            (*m.tokens_per_s_per_gpu * static_cast<double>(*row.gpus))});
   if (m.peak_memory_gib_per_gpu) {
     const bool allocated = kind == PeakKind::allocated || row.peak_reserved_gib;
-    out.push_back({allocated ? Measure::peak_allocated : Measure::peak_reserved, *m.peak_memory_gib_per_gpu * gib,
+    out.push_back({allocated ? Measure::peak_allocated : Measure::peak_reserved, *m.peak_memory_gib_per_gpu * row.memory_unit * gib,
                    kind == PeakKind::device});
   }
-  if (row.peak_reserved_gib) out.push_back({Measure::peak_reserved, *row.peak_reserved_gib * gib});
+  if (row.peak_reserved_gib) out.push_back({Measure::peak_reserved, *row.peak_reserved_gib * row.memory_unit * gib});
   return out;
 }
 
@@ -317,23 +295,24 @@ void fuse_qkv(ModelSpec& model) {
 
 }  // namespace
 
-std::optional<std::string> missing_field(const Row& row, const Library& library) {
+std::optional<std::string> missing_field(const Row& said, const Library& library) {
+  const Row row = with_facts(said, library.words);
   if (!row.gpus) return "num_gpus is missing";
   if (!row.sequence) return "seq_len is missing";
   if (!row.micro_batch) return "micro_batch_size is missing";
   if (!row.hardware) return "hardware is missing";
   if (!hardware_of(row, library.words)) return "hardware \"" + *row.hardware + "\" is not known";
   const ModelDims dims = dims_of(row, library);
-  const std::vector<std::string> names = config_names(library.configs, "models");
-  if (!dims.library_model && !dims.hidden && std::find(names.begin(), names.end(), row.model) == names.end())
+  if (!dims.hidden && !model_in_library(row, dims, library))
     return "the dimensions of model " + row.model + " are not known";
   if (targets_of(row, PeakKind::reserved).empty() && !row.failed)
     return "neither step time, throughput with a global batch, nor peak memory is given";
   return std::nullopt;
 }
 
-Case convert(const Row& row, const Library& library) {
-  if (const auto missing = missing_field(row, library)) refuse(*missing);
+Case convert(const Row& said, const Library& library) {
+  if (const auto missing = missing_field(said, library)) refuse(*missing);
+  const Row row = with_facts(said, library.words);
   const HardwareWords& hardware = *hardware_of(row, library.words);
   const FrameworkWords* framework = framework_of(row, library.words);
   Case out;
@@ -344,13 +323,11 @@ Case convert(const Row& row, const Library& library) {
   out.failed = row.failed;
   Problem& problem = out.problem;
   const ModelDims dims = dims_of(row, library);
-  const std::vector<std::string> names = config_names(library.configs, "models");
-  const std::string known = dims.library_model.value_or(row.model);
   problem.model_name = row.model;
-  if (std::find(names.begin(), names.end(), known) != names.end()) {
+  if (const auto known = model_in_library(row, dims, library)) {
     JsonLimits limits;
     limits.tolerate_nonfinite_literals = true;
-    problem.model_config = load_json(find_config(library.configs, "models", known), limits);
+    problem.model_config = load_json(find_config(library.configs, "models", *known), limits);
   } else {
     problem.model_config = model_config(dims, row.model, *row.sequence);
   }
@@ -380,12 +357,12 @@ Case convert(const Row& row, const Library& library) {
   out.plan = plan_of(row, problem.model, sharding, runtime);
   if (row.document) cut_into_documents(problem.workload, out.plan, *row.document);
   out.recompute_unsaid = recompute_unsaid(row) && out.plan.recompute == Recompute::none;
-  const std::string said = row.moe_notes.value_or("") + " | " + row.notes.value_or("");
-  out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(said, "overlap off") &&
-                          any_of(said, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
+  const std::string remarks = row.moe_notes.value_or("") + " | " + row.notes.value_or("");
+  out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(remarks, "overlap off") &&
+                          any_of(remarks, {"A2A overlap", "EP comm overlap", "EP overlap on", "EP overlap=True",
                                         "EP overlap +", "EP overlap;"});
   const bool drops =
-      any_of(lower(said), {"token drop", "token-drop", "capacity factor", "tokens dropped", "paged stash"});
+      any_of(lower(remarks), {"token drop", "token-drop", "capacity factor", "tokens dropped", "paged stash"});
   out.host = {.graphs = graphs_of(row),
               .narrow = runtime.compute != DType::bf16 && has_experts(problem.model),
               .takes_turns = runtime.traffic.contains("launch_blocking"),

@@ -62,6 +62,16 @@ JsonLimits limits() {
 
 }  // namespace
 
+void fill_in(ModelDims& into, const ModelDims& other) {
+  for_each_field<ModelDims>([&](const auto& f) {
+    if (!(into.*(f.member))) into.*(f.member) = other.*(f.member);
+  });
+  if (!other.extra.is_object()) return;
+  if (!into.extra.is_object()) into.extra = Json::object();
+  for (const auto& [key, value] : other.extra.items())
+    if (!into.extra.contains(key) || into.extra.at(key).is_null()) into.extra[key] = value;
+}
+
 std::map<std::string, ModelDims> read_models(const Json& document, const std::string& where) {
   const Place top(document, where);
   if (!document.is_object()) top.wrong_type("an object from model names to dimensions");

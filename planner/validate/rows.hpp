@@ -58,6 +58,7 @@ struct Row {
         field("sequence_parallel", &Row::sequence_parallel));
   }
   Measurements measured;
+  double memory_unit = 1;  ///< GiB in what the source prints as one
   std::optional<double> peak_reserved_gib;  ///< where a source gives both kinds of peak
   bool failed = false;  ///< the run did not finish (out of memory): checks that the plan is called infeasible
 };
@@ -86,6 +87,9 @@ struct ModelDims {
   }
   Json extra;  ///< whatever else the source names (latent ranks, tied embeddings), an object or null
 };
+
+/// Takes from `other` what `into` leaves out.
+void fill_in(ModelDims& into, const ModelDims& other);
 
 struct Skipped {
   std::string id, reason;

@@ -30,7 +30,8 @@ struct FrameworkWords {
 };
 
 struct HardwareWords {
-  std::string contains, device, source;
+  std::string contains;  ///< words of a device's name, each of them (names_device)
+  std::string device, source;
   std::optional<std::string> profile;
   double sustained = 1;  ///< clock held under continuous load over the boost clock
   static constexpr auto fields();
@@ -56,7 +57,30 @@ struct NetworkWords {
   static constexpr auto fields();
 };
 
+/// What is known of all rows of a source.
+struct SourceWords {
+  std::string contains;                 ///< in the row's framework, source title, id or notes
+  std::optional<std::string> hardware;  ///< of its rows of this device alone
+  bool fine_tuning = false;             ///< of its rows that do not train from scratch alone
+  std::optional<std::string> framework_version, device, remark;  ///< remark: added to its notes
+  std::optional<std::int64_t> document;  ///< mean tokens of documents packed into a sequence
+  double memory_unit = 1;                ///< GiB in what it prints as one
+  std::string source;
+  static constexpr auto fields();
+};
+
+/// What is known of models by their names, where their dimensions leave it out.
+struct ModelWords {
+  std::string contains, source;
+  std::optional<std::int64_t> vocab;
+  std::optional<std::string> positions, activation;
+  std::optional<bool> no_bias, tied_embeddings;
+  static constexpr auto fields();
+};
+
 struct Words {
+  std::vector<SourceWords> sources;
+  std::vector<ModelWords> models;
   std::vector<FrameworkWords> frameworks;
   std::vector<HardwareWords> hardware;
   std::vector<NetworkWords> networks;
@@ -93,8 +117,25 @@ constexpr auto NetworkWords::fields() {
   return std::make_tuple(field("contains", &NetworkWords::contains).required(),
                          field("tier", &NetworkWords::tier).required());
 }
+constexpr auto SourceWords::fields() {
+  return std::make_tuple(
+      field("contains", &SourceWords::contains).required(), field("hardware", &SourceWords::hardware),
+      field("fine_tuning", &SourceWords::fine_tuning), field("framework_version", &SourceWords::framework_version),
+      field("device", &SourceWords::device), field("remark", &SourceWords::remark),
+      field("document_tokens", &SourceWords::document).between(1, 1 << 24),
+      field("memory_unit", &SourceWords::memory_unit).above(0).at_most(2),
+      field("source", &SourceWords::source).required());
+}
+constexpr auto ModelWords::fields() {
+  return std::make_tuple(
+      field("contains", &ModelWords::contains).required(), field("vocab", &ModelWords::vocab).between(1, 1 << 24),
+      field("positions", &ModelWords::positions), field("activation", &ModelWords::activation),
+      field("no_bias", &ModelWords::no_bias), field("tied_embeddings", &ModelWords::tied_embeddings),
+      field("source", &ModelWords::source).required());
+}
 constexpr auto Words::fields() {
-  return std::make_tuple(field("frameworks", &Words::frameworks).required(),
+  return std::make_tuple(field("sources", &Words::sources), field("models", &Words::models),
+                         field("frameworks", &Words::frameworks).required(),
                          field("hardware", &Words::hardware).required(), field("networks", &Words::networks).required(),
                          field("attention", &Words::attention), field("bands", &Words::bands));
 }
