@@ -310,8 +310,10 @@ Prediction predict(const Case& said, const Words& words) {
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) + fsdp_copies(c, stages) +
           head_in_pieces(c) + context_ring(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
-  // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch.
-  const double passes = static_cast<double>(c.plan.micro_batches + c.plan.parallelism.pp - 1);
+  // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch; interleaved stages
+  // begin and end on a part of theirs.
+  const double passes = static_cast<double>(c.plan.micro_batches) +
+                        static_cast<double>(c.plan.parallelism.pp - 1) / std::max(1, c.virtual_stages);
   const double host = stages.host.all * passes;
   step = c.host.takes_turns ? step + host
                             : std::max(step + stages.host.behind_counts * passes, host + time(TimeCategory::optimizer));
