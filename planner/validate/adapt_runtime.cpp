@@ -138,8 +138,9 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
 }
 
 /// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
-/// this device.
-void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device) {
+/// this device and in sequences of this length.
+void use_attention(DeviceProfile& profile, const AttentionWords& words, const ReachWords& reach, const DeviceSpec& device,
+                   std::int64_t sequence) {
   const double scale = profile.device.name == device.name ? 1 : device.achieved_matmul / profile.device.achieved_matmul;
   for (ProfileSample& s : profile.samples) {
     const auto call = s.key.starts_with("attention ") ? parse_key(s.key) : std::nullopt;
@@ -147,7 +148,8 @@ void use_attention(DeviceProfile& profile, const AttentionWords& words, const De
     const bool forward = call->pass == Pass::forward;
     const double limit =
         flops(call->op, call->pass, possible(call->op, call->wants)).value / profile.device.peak.at("bf16").value;
-    s.median = {limit * scale / (forward ? words.forward : words.backward)};
+    s.median = {limit * scale / (forward ? words.forward * reach_at(reach.lengths, reach.forward, sequence)
+                         : words.backward * reach_at(reach.lengths, reach.backward, sequence))};
   }
 }
 

@@ -14,7 +14,8 @@ void adapt_runtime(Runtime& runtime, const Row& row, Sharding sharding, const Mo
                    const Runtime& eager);
 
 /// Replaces what the profile says of attention by the utilisation that the framework's kernels are published with, on
-/// this device.
-void use_attention(DeviceProfile& profile, const AttentionWords& words, const DeviceSpec& device);
+/// this device and in sequences of this length.
+void use_attention(DeviceProfile& profile, const AttentionWords& words, const ReachWords& reach, const DeviceSpec& device,
+                   std::int64_t sequence);
 
 }  // namespace moeplan::validation

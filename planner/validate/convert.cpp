@@ -349,13 +349,14 @@ Case convert(const Row& said, const Library& library) {
   if (runtime.fused_qkv) fuse_qkv(problem.model);
   problem.profile = load_profile(
       library.configs, framework && framework->profile ? *framework->profile : hardware.profile.value_or("h200"));
-  for (const AttentionWords& a : library.words.attention) {
-    if (!contains(described(row), a.contains) || a.generation != problem.cluster.device.generation) continue;
-    use_attention(problem.profile, a, problem.cluster.device);
-    break;
-  }
   out.plan = plan_of(row, problem.model, sharding, runtime);
   if (row.document) cut_into_documents(problem.workload, out.plan, *row.document);
+  for (const AttentionWords& a : library.words.attention) {
+    if (!contains(described(row), a.contains) || a.generation != problem.cluster.device.generation) continue;
+    use_attention(problem.profile, a, library.words.attention_reach, problem.cluster.device,
+                  problem.workload.sequence_length);
+    break;
+  }
   out.recompute_unsaid = recompute_unsaid(row) && out.plan.recompute == Recompute::none;
   const std::string remarks = row.moe_notes.value_or("") + " | " + row.notes.value_or("");
   out.overlaps_exchange = runtime.expert_overlap && has_experts(problem.model) && !contains(remarks, "overlap off") &&

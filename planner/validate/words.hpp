@@ -44,6 +44,14 @@ struct AttentionWords {
   static constexpr auto fields();
 };
 
+/// How much of what they reach at 8,192 tokens attention kernels reach in shorter and longer sequences.
+struct ReachWords {
+  std::string source;
+  std::vector<std::int64_t> lengths;  ///< ascending
+  std::vector<double> forward, backward;
+  static constexpr auto fields();
+};
+
 /// Central 90 % of measured over predicted, by what is predicted and for which kind of case.
 struct BandWords {
   std::string quantity, kind;
@@ -85,6 +93,7 @@ struct Words {
   std::vector<HardwareWords> hardware;
   std::vector<NetworkWords> networks;
   std::vector<AttentionWords> attention;
+  ReachWords attention_reach;
   std::vector<BandWords> bands;
   static constexpr auto fields();
 };
@@ -107,6 +116,12 @@ constexpr auto AttentionWords::fields() {
                          field("forward", &AttentionWords::forward).required().above(0).at_most(1),
                          field("backward", &AttentionWords::backward).required().above(0).at_most(1),
                          field("source", &AttentionWords::source).required());
+}
+constexpr auto ReachWords::fields() {
+  return std::make_tuple(field("lengths", &ReachWords::lengths).required(),
+                         field("forward", &ReachWords::forward).required().above(0).at_most(2),
+                         field("backward", &ReachWords::backward).required().above(0).at_most(2),
+                         field("source", &ReachWords::source).required());
 }
 constexpr auto BandWords::fields() {
   return std::make_tuple(field("quantity", &BandWords::quantity).required(), field("kind", &BandWords::kind).required(),
@@ -137,11 +152,17 @@ constexpr auto Words::fields() {
   return std::make_tuple(field("sources", &Words::sources), field("models", &Words::models),
                          field("frameworks", &Words::frameworks).required(),
                          field("hardware", &Words::hardware).required(), field("networks", &Words::networks).required(),
-                         field("attention", &Words::attention), field("bands", &Words::bands));
+                         field("attention", &Words::attention),
+                         field("attention_reach", &Words::attention_reach), field("bands", &Words::bands));
 }
 
 /// Reads configs/measured/words.json. Throws InputError.
 [[nodiscard]] Words load_words(const std::filesystem::path& configs);
+
+/// Of a curve over lengths, its value at one: straight lines between them, in proportion below the first (a kernel's
+/// time has a floor), the last beyond.
+[[nodiscard]] double reach_at(const std::vector<std::int64_t>& lengths, const std::vector<double>& values,
+                              std::int64_t length);
 
 /// Whether `text` holds `part`, whatever the case of letters.
 [[nodiscard]] bool contains(const std::string& text, const std::string& part);
