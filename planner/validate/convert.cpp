@@ -285,6 +285,13 @@ void repeat_kv_heads(ModelSpec& model, std::int64_t tp) {
         a->kv_heads = tp;
 }
 
+/// Layers of multi-token prediction run behind the others, as often as it predicts.
+void run_mtp(ModelSpec& model, std::int64_t depth) {
+  for (std::int64_t i = 0; i < depth; ++i)
+    model.layers.insert(model.layers.end(), model.mtp_layers.begin(), model.mtp_layers.end());
+  model.mtp_layers.clear(), model.mtp_extra.clear(), model.mtp_copies.clear();
+}
+
 void fuse_qkv(ModelSpec& model) {
   for (LayerSpec& layer : model.layers)
     for (Sublayer& s : layer.sublayers)
@@ -332,6 +339,10 @@ Case convert(const Row& said, const Library& library) {
     problem.model_config = model_config(dims, row.model, *row.sequence);
   }
   problem.model = import_model(problem.model_config, row.model, row.model);
+  // A pipeline's layout leaves room for them on the last stage (Megatron-Bridge, recipes/deepseek).
+  if (const std::int64_t depth = row.mtp_depth.value_or(0);
+      depth > 0 && !problem.model.mtp_layers.empty() && row.pp.value_or(1) == 1)
+    run_mtp(problem.model, depth), out.extra_heads = static_cast<int>(depth);
   if (problem.model.learned_positions > 0)
     problem.model.learned_positions = std::max(problem.model.learned_positions, *row.sequence);
   problem.cluster = cluster_of_row(row, library, hardware);

@@ -24,6 +24,7 @@ struct Case {
   Problem problem;
   Plan plan;
   int virtual_stages = 1;
+  int extra_heads = 0;  ///< of multi-token prediction, on the only stage
   bool every_second_product =
       false;  ///< PyTorch's per-operator selective checkpointing: every second GEMM runs again in the backward pass
   bool compiled = false;         ///< of that: torch.compile leaves out what the backward pass does not read

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <regex>
 #include <sstream>
 
 #include "core/configs.hpp"
@@ -80,13 +81,17 @@ const FrameworkWords* framework_of(const Row& row, const Words& words) {
 
 Row with_facts(Row row, const Words& words) {
   const std::string text = described(row);
+  static const std::regex depth(R"(MTP layers=(\d{1,2})\b)");
+  if (std::smatch found; std::regex_search(text, found, depth) && !row.mtp_depth) row.mtp_depth = std::stoll(found[1]);
   for (const SourceWords& s : words.sources) {
     if (!contains(text, s.contains)) continue;
     if (s.hardware && !names_device(row.hardware.value_or(""), *s.hardware)) continue;
+    if (s.model && !contains(row.model, *s.model)) continue;
     if (s.fine_tuning && contains(row.method.value_or("pretrain"), "pretrain")) continue;
     if (s.framework_version && !row.framework_version) row.framework_version = s.framework_version;
     if (s.device) row.hardware = s.device;
     if (s.remark) row.notes = row.notes.value_or("") + "; " + *s.remark;
+    if (s.mtp_depth && !row.mtp_depth) row.mtp_depth = s.mtp_depth;
     if (s.document && !row.document) row.document = s.document;
     row.memory_unit *= s.memory_unit;
   }

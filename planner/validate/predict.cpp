@@ -194,6 +194,41 @@ double head_in_pieces(const Case& c) {
   return 2 * logits * bytes->second / (device.memory_bandwidth.value * device.achieved_bandwidth);
 }
 
+/// Each time that multi-token prediction runs: a head, its loss, and the product that joins a hidden state to an
+/// embedding (2 h to h), at the rate that 16-bit products reach.
+double extra_heads(const Case& c) {
+  if (c.extra_heads == 0) return 0;
+  const DeviceSpec& device = c.problem.cluster.device;
+  const double tokens = static_cast<double>(c.plan.micro_batches * c.plan.micro_batch) *
+                        static_cast<double>(c.problem.workload.sequence_length) /
+                        (static_cast<double>(c.plan.parallelism.cp) * c.plan.parallelism.tp);
+  const auto& traffic = c.problem.runtime.traffic;
+  const double loss = traffic.contains("cross_entropy") ? traffic.at("cross_entropy") : 4;
+  const auto hidden = static_cast<double>(c.problem.model.hidden),
+             vocabulary = static_cast<double>(c.problem.model.vocabulary);
+  return c.extra_heads * tokens *
+         (6 * hidden * (vocabulary + 2 * hidden) /
+              (device.peak.at("bf16").value * device.achieved_matmul * device.sustained) +
+          2 * loss * vocabulary / (device.memory_bandwidth.value * device.achieved_bandwidth));
+}
+
+/// Biases that Megatron adds to each expert's rows one expert after another, in fp32 (megatron/core/transformer/moe/
+/// experts.py, _apply_bias): `t + b * p`, one concatenation, a cast. Not in an iteration that is one graph.
+double expert_bias(const Case& c) {
+  const auto bytes = c.problem.runtime.traffic.find("expert_bias");
+  if (bytes == c.problem.runtime.traffic.end() || c.host.graphs == Graphs::whole) return 0;
+  const DeviceSpec& device = c.problem.cluster.device;
+  const Parallelism& p = c.plan.parallelism;
+  const double tokens = static_cast<double>(c.plan.micro_batches * c.plan.micro_batch) *
+                        static_cast<double>(c.problem.workload.sequence_length) / (static_cast<double>(p.cp) * p.tp);
+  double elements = 0;
+  for (const LayerSpec& layer : c.problem.model.layers)
+    for (const Sublayer& s : layer.sublayers)
+      if (const auto* moe = std::get_if<MoeFfn>(&s.mixer); moe && moe->bias)
+        elements += tokens * static_cast<double>(moe->top_k * (moe->latent > 0 ? moe->latent : c.problem.model.hidden));
+  return 2 * elements / p.pp * bytes->second / (device.memory_bandwidth.value * device.achieved_bandwidth);
+}
+
 /// PyTorch's ring of attention over context ranks, traced by torch.compile (torch/distributed/tensor/experimental/
 /// _attention.py), beyond attention itself: keys and values of all heads, repeated before, are gathered in each pass and
 /// waited for; their fp32 gradients go to the next rank after each of the ring's steps and are waited for; and results
@@ -309,7 +344,7 @@ Prediction predict(const Case& said, const Words& words) {
             std::min(time(TimeCategory::expert_communication),
                      time(TimeCategory::forward) + time(TimeCategory::backward) + time(TimeCategory::recompute));
   step += broadcasts_over_gather(c, stages.weights) + gradient_passes(c, stages.weights) + fsdp_copies(c, stages) +
-          head_in_pieces(c) + context_ring(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
+          head_in_pieces(c) + extra_heads(c) + expert_bias(c) + context_ring(c) + gathers_after_backward(c, stages) + reduces_to_all(c, stages) + pairs_apart(c, stages);
   // A device that has less to do than the host to issue waits for it, micro-batch after micro-batch; interleaved stages
   // begin and end on a part of theirs.
   const double passes = static_cast<double>(c.plan.micro_batches) +

@@ -34,7 +34,8 @@ struct Row {
   std::optional<std::string> source_title, source, framework_version, hardware, interconnect, model_kind, method,
       precision, sharding, recompute, offload, lora_targets, optimizer, moe_notes, flops_convention, notes, confidence;
   std::optional<std::int64_t> year, gpus, gpus_per_node, sequence, global_batch, micro_batch, tp, pp, vpp, cp, ep, etp,
-      lora_rank, document;  ///< document: mean tokens of those packed into a sequence, where attention stays within each
+      lora_rank, document,  ///< document: mean tokens of those packed into a sequence, where attention stays within each
+      mtp_depth;            ///< times that multi-token prediction's layers run
   std::optional<bool> sequence_parallel;
   template <class = void> static constexpr auto fields() {
     return std::make_tuple(
@@ -54,7 +55,7 @@ struct Row {
         field("pp", &Row::pp).between(1, 1 << 20), field("vpp", &Row::vpp).between(1, 1 << 20),
         field("cp", &Row::cp).between(1, 1 << 20), field("ep", &Row::ep).between(1, 1 << 20),
         field("etp", &Row::etp).between(1, 1 << 20), field("lora_rank", &Row::lora_rank).between(0, 65536),
-        field("document_tokens", &Row::document).between(1, 1 << 24),
+        field("document_tokens", &Row::document).between(1, 1 << 24), field("mtp_depth", &Row::mtp_depth).between(0, 64),
         field("sequence_parallel", &Row::sequence_parallel));
   }
   Measurements measured;

@@ -68,10 +68,10 @@ struct NetworkWords {
 /// What is known of all rows of a source.
 struct SourceWords {
   std::string contains;                 ///< in the row's framework, source title, id or notes
-  std::optional<std::string> hardware;  ///< of its rows of this device alone
+  std::optional<std::string> hardware, model;  ///< of its rows of this device, of models so named alone
   bool fine_tuning = false;             ///< of its rows that do not train from scratch alone
   std::optional<std::string> framework_version, device, remark;  ///< remark: added to its notes
-  std::optional<std::int64_t> document;  ///< mean tokens of documents packed into a sequence
+  std::optional<std::int64_t> document, mtp_depth;  ///< as in a row (rows.hpp)
   double memory_unit = 1;                ///< GiB in what it prints as one
   std::string source;
   static constexpr auto fields();
@@ -135,6 +135,7 @@ constexpr auto NetworkWords::fields() {
 constexpr auto SourceWords::fields() {
   return std::make_tuple(
       field("contains", &SourceWords::contains).required(), field("hardware", &SourceWords::hardware),
+      field("model", &SourceWords::model), field("mtp_depth", &SourceWords::mtp_depth).between(0, 64),
       field("fine_tuning", &SourceWords::fine_tuning), field("framework_version", &SourceWords::framework_version),
       field("device", &SourceWords::device), field("remark", &SourceWords::remark),
       field("document_tokens", &SourceWords::document).between(1, 1 << 24),

@@ -18,8 +18,8 @@ namespace moeplan {
 namespace {
 
 /// Of `traffic`, besides operators: bytes an element or a logit, factors of host time, and switches (any value).
-constexpr std::array<std::string_view, 16> kTraffic{"accumulate", "wide_pair", "gradient_copies", "gradient_sum", "gradient_zeroed", "gradient_scaled",
-                                                    "expert_host", "launch_blocking", "gather_by_broadcast", "gathers_after_backward", "reduces_to_all", "head_in_pieces", "looped_experts", "narrow_expert", "copied_once", "context_ring"};
+constexpr std::array<std::string_view, 17> kTraffic{"accumulate", "wide_pair", "gradient_copies", "gradient_sum", "gradient_zeroed", "gradient_scaled",
+                                                    "expert_host", "launch_blocking", "gather_by_broadcast", "gathers_after_backward", "reduces_to_all", "head_in_pieces", "looped_experts", "narrow_expert", "copied_once", "context_ring", "expert_bias"};
 /// Of `kept`, besides operators.
 constexpr std::array<std::string_view, 18> kKept{"stand_in_gradient", "dropped_input", "stream", "weighted_activation", "narrow_input", "update_in_backward", "second_temporary", "held_checkpoint",
                                                 "copied_out", "root_unit", "adapters", "eager_cross_entropy", "compiled_cross_entropy", "held_logits", "chunked_head", "scored_rows", "narrow_gradients", "stage_outputs"};

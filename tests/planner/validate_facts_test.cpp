@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "planner/validate/facts.hpp"
+#include "planner/validate/predict.hpp"
 
 namespace moeplan::validation {
 namespace {
@@ -105,6 +106,56 @@ TEST(Models, AreFilledInWithoutLosingWhatTheySay) {
   EXPECT_EQ(into.vocab, 7);
   EXPECT_EQ(into.layers, 3);
   EXPECT_EQ(into.extra, (Json{{"tied_embeddings", true}, {"positions", "rope"}}));
+}
+
+// One block (attention, experts) that predicts twice behind the 88 others, each time with a head; not where a row says 0,
+// nor in another framework.
+TEST(Models, PredictSeveralTokensWhereTheirRecipeDoes) {
+  const Library l = library();
+  Row r = row("Megatron-Bridge (Megatron-Core)", "s", "pretrain");
+  r.model = "nemotron-3-super-120b-a12b", r.gpus = 64, r.ep = 64, r.hardware = "gb300-288gb", r.global_batch = 512;
+  const Case c = convert(r, l);
+  EXPECT_EQ(c.problem.model.layers.size(), 92u);
+  EXPECT_EQ(c.extra_heads, 2);
+  r.moe_notes = "dropless; MTP layers=0";
+  const Case without = convert(r, l);
+  EXPECT_EQ(without.problem.model.layers.size(), 88u);
+  const double heads = predict(c, l.words).step.value - predict(without, l.words).step.value;
+  // 8 sequences of 4,096: two heads of 4096 x 131072 take 0.21 Eflop at 2.5 Pflop/s at most.
+  EXPECT_GT(heads, 2 * 6.0 * 8 * 4096 * 4096 * 131072 / 2.5e15);
+  r.moe_notes = std::nullopt, r.framework = "torchtitan";
+  EXPECT_EQ(convert(r, l).extra_heads, 0);
+}
+
+// gpt-oss: 8 x 4,096 tokens x 4 experts x 2,880 x 36 layers are 1.36e10 elements, 68 bytes each at 8 TB/s at most.
+TEST(Models, AddTheirExpertsBiasesOneByOneUnlessInAGraph) {
+  const Library l = library();
+  Row r = row("Megatron-Bridge (Megatron-Core)", "s", "pretrain");
+  r.model = "gpt-oss-120b", r.gpus = 64, r.ep = 64, r.hardware = "gb200-186gb", r.global_batch = 512;
+  Case c = convert(r, l);
+  c.host = {};
+  c.problem.runtime.host_call = {};
+  const double with = predict(c, l.words).step.value;
+  c.problem.runtime.traffic.erase("expert_bias");
+  const double added = with - predict(c, l.words).step.value;
+  const DeviceSpec& device = c.problem.cluster.device;
+  EXPECT_NEAR(added, 8.0 * 4096 * 4 * 2880 * 36 * 68 / (device.memory_bandwidth.value * device.achieved_bandwidth), 1e-6);
+  c.problem.runtime.traffic["expert_bias"] = 34, c.host.graphs = Graphs::whole;
+  EXPECT_NEAR(predict(c, l.words).step.value, with - added, 1e-9);
+}
+
+TEST(Attention, ReachesLessInShortSequences) {
+  EXPECT_DOUBLE_EQ(reach_at({512, 1024}, {0.5, 0.8}, 256), 0.25);
+  EXPECT_DOUBLE_EQ(reach_at({512, 1024}, {0.5, 0.8}, 768), 0.65);
+  EXPECT_DOUBLE_EQ(reach_at({512, 1024}, {0.5, 0.8}, 8192), 0.8);
+  EXPECT_DOUBLE_EQ(reach_at({}, {}, 8192), 1);
+  const Library l = library();
+  Row r = row("fms-acceleration", "s", "pretrain");  // the same 8,192 tokens, twice the flops of attention at most
+  r.hardware = "a100-sxm-80gb", r.sequence = 512, r.micro_batch = 16, r.gpus = 1, r.global_batch = 16;
+  const double published = predict(convert(r, l), l.words).step.value;
+  Library flat = l;
+  flat.words.attention_reach = {};
+  EXPECT_GT(published, predict(convert(r, flat), l.words).step.value);
 }
 
 // Ten sequences over four data ranks: two ranks have three, in micro-batches of two and one.
