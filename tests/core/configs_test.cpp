@@ -67,7 +67,7 @@ TEST(Configs, a_runtime_like_another_holds_only_what_differs) {
   Runtime waiting = load_runtime(kConfigs, "megatron-deepspeed-blocking");
   EXPECT_EQ(waiting.traffic.at("launch_blocking"), 1);
   const Runtime plain = load_runtime(kConfigs, "megatron-deepspeed");
-  EXPECT_EQ(plain.host_call.value, 0);
+  EXPECT_LT(plain.host_call.value, waiting.host_call.value);
   waiting.traffic.erase("launch_blocking");
   waiting.name = plain.name, waiting.source = plain.source, waiting.host_call = plain.host_call;
   EXPECT_EQ(waiting, plain);
