@@ -185,6 +185,7 @@ int predict(int ranks) {
 int run_rank(int rank, int ranks, bool one_device, const std::string& file) {
   const std::unique_ptr<Backend> backend = cuda_backend(one_device ? 0 : rank);
   const auto world = nccl_communicator(rank, ranks, nccl_unique_id(), {.stream = backend->queue()});
+  world->connect();
   const std::int64_t most = one_device ? kMostShared : kMost;
   DeviceBuffer send(static_cast<std::size_t>(most)), receive(2 * static_cast<std::size_t>(most));
   send.fill(0);

@@ -103,8 +103,10 @@ Output calibrate_links(const Context& context, const LinksOptions& o) {
   const std::optional<Job> job = find_job(o.ranks, true, {}, std::nullopt, ended);
   if (ended) return {{}, {}, *ended};
   if (!job) throw InputError("--links", "one rank has none to measure", "--links 2");
-  const OpenBackend current = open_backend(o.backend, false, job->place.local_rank);   // the device on which the world is opened
-  return run_job(*job, kLimit, transport_of(o.backend), [&](Communicator& world, Progress&) {
+  std::optional<OpenBackend> current;   // the device on which the world is opened
+  const Transport transport = transport_of(o.backend, [&] { current = open_backend(o.backend, false, job->place.local_rank); });
+  return run_job(*job, kLimit, transport, [&](Communicator& world, Progress& progress) {
+    progress.set_stall(Duration{0});
     const OpenBackend opened = open_backend(o.backend, false, job->place.local_rank);   // which leaves another one current
     std::int64_t payload = sizes.least_bytes;
     while (4 * payload <= std::min(kBeside, sizes.most_bytes)) payload *= 4;

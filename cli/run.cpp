@@ -183,9 +183,10 @@ Output run(const Context& context, const RunOptions& options, const CLI::App& ap
     mine.ranks = job->place.world_size;
     mine.device = job->place.local_rank;
     mine.processes = true;
-    const OpenBackend opened = open_backend(mine.backend, mine.float32, mine.device);
-    return run_job(*job, limit_of(mine), transport_of(mine.backend), [&](Communicator& world, Progress& progress) {
-      return run_ranks_here(context, mine, loaded, opened, &world, &progress);
+    std::optional<OpenBackend> opened;   // once all have joined, so that one that has no device, or hangs opening it, is named
+    const Transport transport = transport_of(mine.backend, [&] { opened = open_backend(mine.backend, mine.float32, mine.device); });
+    return run_job(*job, limit_of(mine), transport, [&](Communicator& world, Progress& progress) {
+      return run_ranks_here(context, mine, loaded, *opened, &world, &progress);
     });
   }
   return run_ranks_here(context, options, loaded, open_backend(options.backend, options.float32), nullptr, nullptr);

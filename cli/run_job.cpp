@@ -114,8 +114,8 @@ std::optional<Job> find_job(int ranks, bool may_fork, const RankFlags& flags, co
   return job;
 }
 
-Transport transport_of(const std::string& backend) {
-  if (backend != "cuda") return {.offer = offer_shared_memory, .open = shared_memory_communicator};
+Transport transport_of(const std::string& backend, std::function<void()> ready) {
+  if (backend != "cuda") return {.offer = offer_shared_memory, .open = shared_memory_communicator, .ready = std::move(ready)};
 #ifdef MOEPLAN_NCCL
   for (const auto& [name, value] : nccl_environment_defaults()) ::setenv(name.c_str(), value.c_str(), 0);
   return {.offer =
@@ -129,7 +129,8 @@ Transport transport_of(const std::string& backend) {
                 if (offer.size() != id.size()) throw std::runtime_error("rank 0 handed out no NCCL id");
                 std::copy_n(reinterpret_cast<const std::byte*>(offer.data()), id.size(), id.begin());
                 return nccl_communicator(rank, ranks, id, {.limit = limit});
-              }};
+              },
+          .ready = std::move(ready)};
 #else
   throw InputError("--backend", "cuda: this program was built without NCCL, over which ranks exchange", "build where nccl.h is found");
 #endif

@@ -25,11 +25,11 @@ struct Job {
 /// parent, which only waits, `ended` gets the exit code.
 [[nodiscard]] std::optional<Job> find_job(int ranks, bool may_fork, const RankFlags& flags, const std::optional<std::string>& token_file, std::optional<int>& ended);
 
-/// What carries a backend's data between processes: NCCL for "cuda", else memory that the processes of this machine share. Throws
-/// InputError where this program was built without NCCL.
-[[nodiscard]] Transport transport_of(const std::string& backend);
+/// What carries a backend's data between processes: NCCL for "cuda", else memory that the processes of this machine share. `ready` opens the device.
+/// Throws InputError where this program was built without NCCL.
+[[nodiscard]] Transport transport_of(const std::string& backend, std::function<void()> ready);
 
-/// Joins the others and calls `body` with the world of all ranks. A device has been made current before. Whoever fails is named in a
+/// Joins the others and calls `body` with the world of all ranks. Whoever fails is named in a
 /// note, on every rank, with exit code 4.
 [[nodiscard]] Output run_job(const Job& job, Duration limit, const Transport& transport, const std::function<Output(Communicator&, Progress&)>& body);
 

@@ -164,7 +164,7 @@ class RankRun {
   StepReport step() {
     const Duration most{static_cast<Duration::rep>(o_.rank_timeout * 1000)};
     try {
-      limit_calls(step_limit(s_.predicted_step.value, longest_, most));
+      limit_calls(step_limit(s_.predicted_step.value, longest_, most), longest_ > 0 ? Duration{0} : most);   // the first makes NCCL's connections
       watch_work(s_.predicted_step.value <= 0 && longest_ <= 0);
       StepReport report = trainer_.step(batches());
       limit_calls(most);
@@ -180,8 +180,8 @@ class RankRun {
   void tell(const char* phase) {
     if (progress_) progress_->set_phase(phase);
   }
-  void limit_calls(Duration limit) {
-    if (progress_ && !o_.timeout_given) progress_->set_limit(limit);
+  void limit_calls(Duration limit, Duration together = Duration{0}) {
+    if (progress_ && !o_.timeout_given) progress_->set_limit(limit, together);
   }
   /// Whether the others may take this rank for one that hangs when it has no work done to tell of (`kStalled`).
   void watch_work(bool on) {
@@ -255,6 +255,7 @@ class RankRun {
   /// The largest that any rank says.
   int agreed(int mine) {
     if (!world_) return mine;
+    watch_work(true);
     const std::int64_t word = mine;
     const std::vector<std::int64_t> all = world_->gather_words(std::span(&word, 1));
     require_counts(*world_, all, 64, "the number of a signal");

@@ -28,6 +28,16 @@ moeplan_tests(program_tests GLOB tests/program/*_test.cpp LINK moeplan_program)
 moeplan_tests(sim_tests GLOB tests/sim/*_test.cpp LINK moeplan_sim)
 moeplan_tests(planner_tests GLOB tests/planner/*_test.cpp LINK moeplan_planner)
 moeplan_tests(comm_tests GLOB tests/executor/comm/*.cpp tests/executor/rendezvous/*.cpp tests/executor/launch/*.cpp LINK moeplan_comm)
+# The opening of a world over NCCL, without a GPU: real ranks, a library in NCCL's place, and the few calls of the CUDA run time before those of that.
+if(TARGET moeplan_nccl)
+  add_library(nccl_stand_in SHARED tests/executor/nccl/stand_in_nccl.cpp)
+  target_compile_features(nccl_stand_in PRIVATE cxx_std_20)
+  target_include_directories(nccl_stand_in PRIVATE ${CMAKE_SOURCE_DIR})
+  target_include_directories(nccl_stand_in SYSTEM PRIVATE ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+  set_target_properties(nccl_stand_in PROPERTIES OUTPUT_NAME nccl SOVERSION 2 LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/nccl_stand_in)
+  moeplan_tests(nccl_opening_tests GLOB tests/executor/nccl/opening_test.cpp tests/executor/nccl/stand_in_cuda.cpp LINK moeplan_nccl nccl_stand_in)
+  target_include_directories(nccl_opening_tests SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+endif()
 moeplan_tests(executor_tests GLOB tests/executor/run/*_test.cpp LINK moeplan_executor moeplan_sim)
 moeplan_tests(rules_tests GLOB tests/rules/*_test.cpp LINK moeplan_core)
 if(TARGET moeplan)
@@ -57,6 +67,8 @@ if(TARGET moeplan AND TARGET fault_cells)
   # While a save is read or written and in a first step, whose length nobody predicts; then ranks that are slow there for longer than the limit, but go on.
   add_test(NAME FaultCells.ARankThatHangsInAFileOrInItsFirstStepIsNamed
            COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "hang load,hang save,hang forward,hang optimizer" --trials 2 --at-once 8 --rank-timeout 5)
+  add_test(NAME FaultCells.ARankThatHangsWhileTheWorldIsOpenedIsNamed
+           COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "hang init" --trials 6 --at-once 6 --rank-timeout 5)
   add_test(NAME FaultCells.ARankThatIsSlowThereIsWaitedFor
            COMMAND fault_cells $<TARGET_FILE:moeplan> $<TARGET_FILE:fault_shim> ${CMAKE_SOURCE_DIR}/tests/executor/faults/model.json --only "slow load,slow save,slow forward" --trials 1 --at-once 3 --rank-timeout 3)
 endif()

@@ -114,6 +114,11 @@ void Communicator::perform(const Call& call, std::vector<int> members, const std
   if (progress_) progress_->leave();
 }
 
+void Communicator::connect() {
+  const Call call{.kind = CommKind::open};   // before the first, #1
+  perform(call, world_ranks_, [&] { do_connect(call); });
+}
+
 void Communicator::all_reduce(void* data, std::int64_t elements, DType dtype, Reduction reduction) {
   const Call call = start(CommKind::all_reduce, dtype, elements, reduction);
   perform(call, world_ranks_, [&] { do_all_reduce(call, data); });

@@ -23,7 +23,7 @@
 
 namespace moeplan {
 
-enum class CommKind : std::uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, send, receive, send_receive, barrier, split, words, wait };
+enum class CommKind : std::uint8_t { all_reduce, all_gather, reduce_scatter, all_to_all, send, receive, send_receive, barrier, split, words, wait, open };
 template <>
 struct EnumNames<CommKind> {
   static constexpr std::array names{
@@ -32,7 +32,7 @@ struct EnumNames<CommKind> {
       std::pair{CommKind::send, std::string_view("send")}, std::pair{CommKind::receive, std::string_view("receive")},
       std::pair{CommKind::send_receive, std::string_view("send_receive")}, std::pair{CommKind::barrier, std::string_view("barrier")},
       std::pair{CommKind::split, std::string_view("split")}, std::pair{CommKind::words, std::string_view("gather_words")},
-      std::pair{CommKind::wait, std::string_view("wait")}};
+      std::pair{CommKind::wait, std::string_view("wait")}, std::pair{CommKind::open, std::string_view("open")}};
 };
 
 enum class Reduction : std::uint8_t { sum, max, min };
@@ -111,6 +111,8 @@ class Communicator {
   /// World rank of each rank of this communicator.
   [[nodiscard]] const std::vector<int>& world_ranks() const { return world_ranks_; }
 
+  /// The part of opening a world that all ranks make together; its maker has made this rank's own. First of all calls, where a transport says so.
+  void connect();
   /// Reduces elementwise over the ranks, in place. `in_process` adds in rank order 0, 1, ... in f32 (integers wrap) and rounds
   /// once; NCCL's order is its own but the same on every rank.
   void all_reduce(void* data, std::int64_t count, DType dtype, Reduction reduction = Reduction::sum);
@@ -183,10 +185,16 @@ class Communicator {
   /// Whether somebody looks at the limits of calls from outside (a watchdog, the lifeline) and ends those that wait in vain: the transport's own
   /// limit would end a wait for a rank that goes on with its work, too.
   [[nodiscard]] bool watched() const { return progress_ != nullptr; }
+  [[nodiscard]] Progress* progress() const { return progress_; }
+  /// To be called in each turn of a wait.
+  void turn() const {
+    if (progress_) progress_->turn();
+  }
 
   /// An error of this rank in `call`.
   [[nodiscard]] CommError error(CommFault fault, const Call& call, const std::string& reason) const;
 
+  virtual void do_connect(const Call& /*call*/) {}
   virtual void do_all_reduce(const Call& call, void* data) = 0;
   virtual void do_all_gather(const Call& call, const void* part, void* whole) = 0;
   virtual void do_reduce_scatter(const Call& call, const void* whole, void* part) = 0;

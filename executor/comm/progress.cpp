@@ -23,9 +23,10 @@ void Progress::on_phase(std::function<void()> told) {
   told_ = std::move(told);
 }
 
-void Progress::set_limit(Duration limit) {
+void Progress::set_limit(Duration limit, Duration together) {
   const std::lock_guard lock(mutex_);
   limit_ = limit;
+  together_ = together;
 }
 
 void Progress::set_stall(Duration stall) {
@@ -50,6 +51,8 @@ void Progress::enter(const std::string& communicator, const std::string& operati
   now_.sequence = sequence;
   now_.members = std::move(members);
   now_.limit = limit_;
+  now_.together = std::max(limit_, together_);
+  now_.stall = stall_;
   if (collective) now_.entered[communicator] = sequence;
   since_ = Clock::now();
 }
@@ -66,6 +69,7 @@ Snapshot Progress::snapshot() const {
   Snapshot copy = now_;
   const auto now = Clock::now();
   copy.elapsed = std::chrono::duration_cast<Duration>(now - since_);
+  if (turns_ && now_.in_call) copy.still = std::chrono::duration_cast<Duration>(now - std::max(since_, Clock::time_point(Clock::duration(turned_.load(std::memory_order_relaxed)))));
   if (untold_since_) copy.untold = std::chrono::duration_cast<Duration>(now - *untold_since_);
   return copy;
 }

@@ -61,8 +61,10 @@ struct World {
 
 class SharedMemory final : public Communicator {
  public:
-  SharedMemory(std::string name, int rank, std::vector<int> ranks, std::shared_ptr<World> world, std::uint64_t group)
-      : Communicator(std::move(name), rank, std::move(ranks)), world_(std::move(world)), segment_(world_->shared->segments[group]) {}
+  /// `offered`: rank 0's descriptor, for as long as others look for it.
+  SharedMemory(std::string name, int rank, std::vector<int> ranks, std::shared_ptr<World> world, std::uint64_t group, std::optional<int> offered = {})
+      : Communicator(std::move(name), rank, std::move(ranks)), world_(std::move(world)), segment_(world_->shared->segments[group]), offered_(offered) {}
+  ~SharedMemory() override { withdraw(); }
 
   void abort(const std::string& reason) noexcept override {
     const std::lock_guard lock(world_->mutex);
@@ -83,6 +85,7 @@ class SharedMemory final : public Communicator {
     const auto begin = Clock::now(), end = begin + world_->limit;
     for (int turns = 0;; ++turns) {
       if (world_->aborted) throw error(CommFault::aborted, call, world_->reason);
+      turn();
       std::string missing;
       for (std::size_t r = 0; r < ranks(); ++r)
         if (!come(r)) missing += (missing.empty() ? "" : ", ") + std::to_string(world_ranks()[r]);
@@ -116,6 +119,16 @@ class SharedMemory final : public Communicator {
     std::vector<const void*> out;
     for (std::size_t r = 0; r < ranks(); ++r) out.push_back(segment_.slots[r]);
     return out;
+  }
+
+  void do_connect(const Call& call) override {
+    show(call, {});
+    done();
+    withdraw();   // all have opened it
+  }
+  void withdraw() {
+    if (offered_) ::close(*offered_);
+    offered_.reset();
   }
 
   void do_all_reduce(const Call& call, void* data) override {
@@ -261,6 +274,7 @@ class SharedMemory final : public Communicator {
   std::shared_ptr<World> world_;
   Segment& segment_;
   std::uint64_t round_ = 0;
+  std::optional<int> offered_;
 };
 
 }  // namespace
@@ -293,10 +307,8 @@ std::unique_ptr<Communicator> shared_memory_communicator(int rank, int ranks, co
   world->limit = limit;
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
-  auto out = std::make_unique<SharedMemory>("world", rank, std::move(all), std::move(world), 0);
-  out->barrier();   // all have opened it
-  if (rank == 0) ::close(std::stoi(offer.substr(offer.rfind('/') + 1)));
-  return out;
+  const std::optional<int> offered = rank == 0 ? std::optional(std::stoi(offer.substr(offer.rfind('/') + 1))) : std::nullopt;
+  return std::make_unique<SharedMemory>("world", rank, std::move(all), std::move(world), 0, offered);
 }
 
 }  // namespace moeplan

@@ -34,6 +34,30 @@ bool has_come(const RankState& waiting, const RankState& other) {
 /// Has it gone on with its work until less than `limit` ago? Then it is not (yet) who holds up the others, however long those wait for it.
 bool goes_on(const Snapshot& at, Duration limit) { return !at.in_call && at.stall.count() > 0 ? !at.stalled() : at.answers_for() <= limit; }
 
+/// Those in the call in which `at` is, itself first.
+std::vector<const RankState*> in_call_of(const RankState& at, const std::map<int, const RankState*>& by_rank) {
+  std::vector<const RankState*> out{&at};
+  for (const int m : at.at.members)
+    if (const auto it = by_rank.find(m); it != by_rank.end() && m != at.rank && it->second->at.in_call && it->second->at.communicator == at.at.communicator) out.push_back(it->second);
+  return out;
+}
+
+/// All have come to the call in which `at` is, and waited in it for longer than `limit`: who of them stands still while others turn; nothing where all turn and
+/// it may take its time.
+std::optional<Verdict> together(const RankState& at, bool first, Duration limit, const std::string& symptom, const std::map<int, const RankState*>& by_rank) {
+  const RankState* still = nullptr;
+  bool turns = false;
+  Duration since_all = at.at.elapsed;
+  for (const RankState* s : in_call_of(at, by_rank)) {
+    since_all = std::min(since_all, s->at.elapsed);
+    if (s->at.still <= limit / 2) turns = true;
+    else if (!still || s->at.still > still->at.still) still = s;
+  }
+  if (still && turns) return blame(*still, fmt::format("all its ranks have come to the call, and it has stood still in it for {} ms; {}", still->at.still.count(), symptom));
+  if (!still && since_all <= at.at.together) return std::nullopt;
+  return blame(at, first ? "all its ranks have come to the call, but it does not end; " + symptom : "it waits for no rank we know of; " + symptom);
+}
+
 /// Along who waits for whom from an overdue call; nothing where it ends at a rank that goes on, or that has come only now.
 std::optional<Verdict> follow(const RankState& first, const std::map<int, const RankState*>& by_rank) {
   const Duration limit = first.at.limit;
@@ -63,7 +87,7 @@ std::optional<Verdict> follow(const RankState& first, const std::map<int, const 
       else if (!next || order(s) > order(next)) next = s;
     }
     if (!next && !all_waited) return std::nullopt;   // the last to come has not been there for long
-    if (!next) return blame(*at, at == &first ? "all its ranks have come to the call, but it does not end; " + symptom : "it waits for no rank we know of; " + symptom);
+    if (!next) return together(*at, at == &first, limit, symptom, by_rank);
     at = next;
   }
 }
@@ -96,6 +120,19 @@ std::optional<Verdict> find_culprit(const std::vector<RankState>& states) {
     if (s->at.stalled())
       if (const RankState* waiting = who_waits_for(rank, states))
         return blame(*s, fmt::format("no work done for {} ms (limit {} ms), while rank {} waits in {}", s->at.elapsed.count(), s->at.stall.count(), waiting->rank, waiting->at.text()));
+
+  // Outside steps a call may take long; who stands still in one that nobody else is missing from is known before.
+  for (const auto& [rank, s] : by_rank) {
+    if (!s->at.stands_still()) continue;
+    const RankState* waiting = nullptr;
+    bool all_came = true;
+    for (const int m : s->at.members)
+      if (const auto it = by_rank.find(m); it != by_rank.end() && m != rank) all_came = all_came && has_come(*s, *it->second);
+    for (const auto& [other, t] : by_rank)   // in that call, or in one behind it
+      if (t->at.in_call && !t->at.stands_still() && std::find(t->at.members.begin(), t->at.members.end(), rank) != t->at.members.end() && (!waiting || t->at.elapsed > waiting->at.elapsed)) waiting = t;
+    if (all_came && waiting)
+      return blame(*s, fmt::format("it has stood still there for {} ms (limit {} ms), while rank {} waits in {}", s->at.still.count(), s->at.stall.count(), waiting->rank, waiting->at.text()));
+  }
 
   std::vector<const RankState*> overdue;
   for (const auto& [rank, s] : by_rank)

@@ -1,7 +1,8 @@
 #pragma once
 /// Who held up the others, and a thread that asks. Limits come from predicted times; a rank that overruns its limit is a symptom,
 /// so the culprit is looked for along who waits for whom: from the overdue call to a member that has not come to it, and so on,
-/// until a rank that is not waiting for anybody. Where that one tells of its work (`Progress::set_stall`) it is left alone as long as it does.
+/// until a rank that is not waiting for anybody. Where that one tells of its work (`Progress::set_stall`) it is left alone as long as it does. Of a call to which
+/// all have come, the one is to blame whose wait does not turn (`Progress::turn`) while the others' do.
 
 #include <condition_variable>
 #include <functional>
@@ -37,7 +38,7 @@ struct Verdict {
 /// that call says better than its last word what it was about: all ranks make the same calls.
 [[nodiscard]] const RankState* who_waits_for(int rank, const std::vector<RankState>& states);
 
-/// Empty if nobody is gone, silent, overdue or stalled while another waits for it, or if who is waited for goes on with its work. `states` in any order; a rank that is absent from it is fine.
+/// Empty if nobody is gone, silent, overdue, stalled or standing still while another waits for it, or if who is waited for goes on with its work. `states` in any order; a rank that is absent from it is fine.
 [[nodiscard]] std::optional<Verdict> find_culprit(const std::vector<RankState>& states);
 
 struct LimitRule {

@@ -42,19 +42,17 @@ void check_cuda(cudaError_t result, const char* what) {
 
 class Nccl final : public Communicator {
  public:
-  /// Takes over a handle that may still be in progress. The destructor never runs if this throws, so it cleans up itself.
+  /// Takes over a handle that is in progress until `settle`. The destructor never runs if this throws, so it cleans up itself.
   Nccl(std::string name, int own_rank, std::vector<int> ranks, std::shared_ptr<NcclWorld> world, ncclComm_t comm, const NcclOptions& options)
       : Communicator(std::move(name), own_rank, std::move(ranks)), world_(std::move(world)), comm_(comm), options_(options) {
     {
       const std::lock_guard lock(world_->mutex);
       world_->live.push_back(comm_);
     }
-    try {
-      settle({.kind = CommKind::split, .sequence = 0});
-      check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
-    } catch (...) {
+    if (const cudaError_t result = cudaEventCreateWithFlags(&event_, cudaEventDisableTiming); result != cudaSuccess) {
+      abort("left without the others");
       release();
-      throw;
+      check_cuda(result, "cudaEventCreate");
     }
   }
 
@@ -113,6 +111,7 @@ class Nccl final : public Communicator {
   std::shared_ptr<std::byte> shareable(std::int64_t bytes) override { return shareable_memory(bytes); }
 
  private:
+  void do_connect(const Call& call) override { settle(call); }
   void do_all_reduce(const Call& call, void* data) override {
     issue(call, [&] { return nccl().all_reduce(data, data, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
   }
@@ -203,7 +202,10 @@ class Nccl final : public Communicator {
     ncclComm_t& child = *children_.emplace_back(std::make_unique<ncclComm_t>(nullptr));
     issue(call, [&] { return nccl().comm_split(comm_, colour ? *colour : NCCL_SPLIT_NOCOLOR, key, &child, &config); }, false);
     if (!colour) return nullptr;
-    return std::make_unique<Nccl>(fmt::format("{}/{}.{}", name(), label, *colour), own, std::move(ranks), world_, child, options_);
+    auto made = std::make_unique<Nccl>(fmt::format("{}/{}.{}", name(), label, *colour), own, std::move(ranks), world_, child, options_);
+    made->report_to(progress());
+    made->settle(call);
+    return made;
   }
 
   std::optional<Registration> do_register(const std::shared_ptr<void>& memory, std::int64_t bytes) override {
@@ -271,6 +273,7 @@ class Nccl final : public Communicator {
         leave_if_aborted(call);
         result = nccl().comm_get_async_error(comm_, &state);
       }
+      turn();
       if (result != ncclSuccess) give_up(call, CommFault::library, message(result));
       if (!accepted(state)) give_up(call, state == ncclRemoteError ? CommFault::peer_lost : CommFault::library, message(state));
       if (state == ncclSuccess && done()) return;
@@ -377,7 +380,7 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
   ncclComm_t comm = nullptr;
   const ncclResult_t result = nccl().comm_init_rank_config(&comm, ranks, unique, rank, &config);
   if (result != ncclSuccess && result != ncclInProgress)
-    throw CommError(CommFault::library, {rank, "world", "init", 0, {}}, nccl().get_error_string(result));
+    throw CommError(CommFault::library, {rank, "world", "open", 0, {}}, nccl().get_error_string(result));
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
   auto world = std::make_shared<NcclWorld>();

@@ -36,7 +36,8 @@ struct NcclOptions {
 /// is the same on all ranks (communicators on two queues could else each wait for the other's place on the device).
 [[nodiscard]] const std::map<std::string, std::string>& nccl_environment_defaults();
 
-/// The communicator "world" of `ranks` ranks on the current CUDA device. Collective; throws CommError `timeout` at the limit.
+/// The communicator "world" of `ranks` ranks on the current CUDA device: this rank's own part of opening it. `connect` waits for the others, until when
+/// nothing else can be called; it throws CommError `timeout` at the limit.
 [[nodiscard]] std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclId& id, const NcclOptions& options);
 
 /// Later calls go to this cudaStream_t. Throws std::bad_cast if `communicator` is none of NCCL's.

@@ -40,7 +40,7 @@ Json to_message(const Snapshot& s) {
   Json entered = Json::object();
   for (const auto& [name, sequence] : s.entered) entered[name] = sequence;
   return {{"kind", "beat"},        {"phase", s.phase},           {"in_call", s.in_call},         {"communicator", s.communicator}, {"operation", s.operation},
-          {"sequence", s.sequence}, {"members", ranks_to_json(s.members)}, {"entered", std::move(entered)}, {"elapsed", s.elapsed.count()}, {"limit", s.limit.count()}, {"stall", s.stall.count()}, {"untold", s.untold.count()}};
+          {"sequence", s.sequence}, {"members", ranks_to_json(s.members)}, {"entered", std::move(entered)}, {"elapsed", s.elapsed.count()}, {"limit", s.limit.count()}, {"together", s.together.count()}, {"still", s.still.count()}, {"stall", s.stall.count()}, {"untold", s.untold.count()}};
 }
 
 Snapshot from_message(const Json& m) {
@@ -54,6 +54,8 @@ Snapshot from_message(const Json& m) {
   for (const auto& [name, sequence] : m.at("entered").items()) s.entered[name] = sequence.get<std::uint64_t>();
   s.elapsed = Duration{m.at("elapsed").get<Duration::rep>()};
   s.limit = Duration{m.at("limit").get<Duration::rep>()};
+  s.together = Duration{m.at("together").get<Duration::rep>()};
+  s.still = Duration{m.at("still").get<Duration::rep>()};
   s.stall = Duration{m.at("stall").get<Duration::rep>()};
   s.untold = Duration{m.at("untold").get<Duration::rep>()};
   return s;
@@ -122,7 +124,7 @@ void Lifeline::barrier(const std::string& name, Duration limit) {
   if (rank_ == 0) own_arrivals_.push_back(name);
   else outbox_.push_back({{"kind", "arrive"}, {"name", name}});
   wake();
-  changed_.wait(lock, [&] { return released_ >= mine || verdict_; });   // overdue calls are rank 0's to judge, and whether it lives each rank's
+  while (!changed_.wait_for(lock, options_.beat, [&] { return released_ >= mine || verdict_; })) progress_.turn();   // overdue calls are rank 0's to judge, and whether it lives each rank's
   if (released_ >= mine) return progress_.leave();
   throw lost(name, CommFault::peer_lost, verdict_->text());
 }
@@ -265,7 +267,7 @@ void Lifeline::judge() {
   }
   if (!lost_somebody) {
     if (rank_ != 0) return;   // who is stuck, only rank 0 can tell: it hears all
-    const bool symptom = std::any_of(states.begin(), states.end(), [](const RankState& s) { return s.at.overdue() || s.at.stalled(); });
+    const bool symptom = std::any_of(states.begin(), states.end(), [](const RankState& s) { return s.at.overdue() || s.at.stalled() || s.at.stands_still(); });
     if (!symptom || !find_culprit(states)) return overdue_since_.reset();
     if (!overdue_since_) overdue_since_ = now;
     // Two beats more, so that everybody's latest position is known and a stopped rank can fall silent first.

@@ -35,6 +35,16 @@ struct Unset {
 /// A symptom of another's failure, or this rank's own?
 bool is_own(CommFault fault) { return fault == CommFault::bad_call || fault == CommFault::mismatch || fault == CommFault::library; }
 
+/// Where rank 0 cannot offer, what it lacks says more.
+std::string offered(const Transport& transport) {
+  try {
+    return transport.offer();
+  } catch (const std::exception&) {
+    transport.ready();
+    throw;
+  }
+}
+
 }  // namespace
 
 LifelineOptions lifeline_options(Duration limit) {
@@ -46,15 +56,16 @@ std::optional<std::string> run_rank_process(const RankProcess& process, const Tr
   const int rank = process.place.rank;
   Joined joined;
   try {
-    joined = join(process.place, process.token, own_host_name(), rank == 0 ? transport.offer() : std::string{}, {.limit = process.limit});
+    joined = join(process.place, process.token, own_host_name(), rank == 0 ? offered(transport) : std::string{}, {.limit = process.limit});
   } catch (const CommError& e) {
     return e.what();
   }
   process.joined();
   const std::string offer = joined.payload;
 
-  Progress progress(process.limit);
+  Progress progress(process.limit, true);
   progress.set_phase("init");
+  progress.set_stall(std::min(process.limit, process.stall));
   Alive alive;
   const auto lost = [&](const Verdict& v) {
     // Whoever hangs in something that cannot be aborted, the abort itself included, is ended; after a proper end the process is gone before.
@@ -71,18 +82,16 @@ std::optional<std::string> run_rank_process(const RankProcess& process, const Tr
     return lifeline.verdict() ? lifeline.verdict()->text() : own;
   };
   try {
-    std::vector<int> all;
-    for (int r = 0; r < process.place.world_size; ++r) all.push_back(r);
-    progress.enter("world", "open", 0, std::move(all), false);
+    transport.ready();
     const std::unique_ptr<Communicator> world = transport.open(rank, process.place.world_size, offer, process.limit);
-    progress.leave();
     const Unset unset{alive};
     alive.set(world.get());
     world->report_to(&progress);
-    if (const auto verdict = lifeline.verdict()) world->abort(verdict->text());   // lost while the world was opened
+    if (const auto verdict = lifeline.verdict()) world->abort(verdict->text());   // lost before there was anything to abort
+    world->connect();
     body(*world, progress);
     progress.set_phase("shutdown");
-    progress.set_stall(std::min(process.limit, kStalled));
+    progress.set_stall(std::min(process.limit, process.stall));
     lifeline.barrier("end", process.limit);
     return std::nullopt;
   } catch (const InputError& e) {

@@ -22,6 +22,7 @@ void run_shared(int ranks, const std::function<void(Communicator&)>& run) {
     threads.emplace_back([&, r] {
       try {
         const auto world = shared_memory_communicator(r, ranks, offer, Duration{20000});
+        world->connect();
         run(*world);
       } catch (const std::exception& e) {
         failed[static_cast<std::size_t>(r)] = e.what();

@@ -178,6 +178,81 @@ TEST(Culprit, one_that_has_just_ended_its_slow_work_has_a_limit_of_its_own) {
   EXPECT_EQ(v->rank, 1);
 }
 
+RankState turning(int rank, int elapsed, int still, int together = 100000) {
+  RankState s = waiting(rank, "world", 5, {0, 1, 2}, elapsed);
+  s.at.still = Duration{still};
+  s.at.together = Duration{together};
+  return s;
+}
+
+TEST(Culprit, a_call_that_all_have_come_to_may_take_its_time_while_all_turn) {
+  EXPECT_FALSE(find_culprit({turning(0, 60000, 5), turning(1, 60000, 3), turning(2, 1500, 8)}));
+  EXPECT_FALSE(find_culprit({turning(0, 200000, 5), turning(1, 99000, 3), turning(2, 150000, 8)})) << "it has been theirs together for 99 s";
+  const auto v = find_culprit({turning(0, 100001, 5), turning(1, 100001, 3), turning(2, 100002, 8)});
+  ASSERT_TRUE(v);
+  expect_in("all its ranks have come to the call, but it does not end", v->text());
+}
+
+TEST(Culprit, of_an_overdue_call_that_all_have_come_to_the_one_that_stands_still_is_blamed) {
+  const auto v = find_culprit({turning(0, 1500, 5), turning(1, 1300, 3), turning(2, 1400, 1390)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->text(), "rank 2 on h2: backward, all_reduce #5 on world: all its ranks have come to the call, and it has stood still in it for 1390 ms; rank 0 has waited 1500 ms in backward, all_reduce #5 on world (limit 1000 ms)");
+}
+
+TEST(Culprit, a_call_in_which_all_stand_still_is_not_waited_for) { EXPECT_TRUE(find_culprit({turning(0, 1500, 1500), turning(1, 1500, 1500), turning(2, 1500, 1500)})); }
+
+// Rank 0 waits in its next call for 1 and 2, which open a connection.
+TEST(Culprit, who_waits_for_ranks_that_turn_in_a_call_of_their_own_waits_too) {
+  RankState ahead = waiting(0, "world", 6, {0, 1}, 5000), one = turning(1, 7000, 5), two = turning(2, 7000, 5);
+  ahead.at.still = Duration{2};
+  EXPECT_FALSE(find_culprit({ahead, one, two}));
+  two.at.still = Duration{6900};
+  ASSERT_TRUE(find_culprit({ahead, one, two}));
+  EXPECT_EQ(find_culprit({ahead, one, two})->rank, 2);
+}
+
+TEST(Culprit, outside_steps_one_that_stands_still_in_a_call_is_blamed_long_before_that_is_overdue) {
+  RankState a = turning(0, 900, 5), b = turning(1, 500, 5), c = turning(2, 800, 450);
+  for (RankState* s : {&a, &b, &c}) s->at.stall = Duration{400};
+  const auto v = find_culprit({a, b, c});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->text(), "rank 2 on h2: backward, all_reduce #5 on world: it has stood still there for 450 ms (limit 400 ms), while rank 0 waits in backward, all_reduce #5 on world");
+  EXPECT_EQ(find_culprit({waiting(0, "world", 6, {0, 1, 2}), waiting(1, "world", 6, {0, 1, 2}), c})->rank, 2) << "for the others the call has ended";
+  c.at.still = Duration{390};
+  EXPECT_FALSE(find_culprit({a, b, c}));
+}
+
+// What it waits for without turning may be just the one that has not come, and that one goes on.
+TEST(Culprit, one_that_stands_still_is_let_be_while_a_rank_has_not_come) {
+  RankState a = turning(0, 900, 5), c = turning(2, 800, 790);
+  for (RankState* s : {&a, &c}) s->at.stall = Duration{400};
+  EXPECT_FALSE(find_culprit({a, working(1, "world", 4, 300, 400), c}));
+}
+
+TEST(Stall, within_calls_counts_from_the_last_turn) {
+  Progress p(Duration{1000}, true);
+  p.set_stall(Duration{50});
+  p.set_limit(Duration{2000}, Duration{9000});
+  p.enter("world", "open", 0, {0, 1}, true);
+  EXPECT_EQ(p.snapshot().limit, Duration{2000});
+  EXPECT_EQ(p.snapshot().together, Duration{9000});
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_TRUE(p.snapshot().stands_still());
+  p.turn();
+  EXPECT_FALSE(p.snapshot().stands_still());
+  EXPECT_GE(p.snapshot().elapsed, Duration{60});
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_TRUE(p.snapshot().stands_still());
+  p.leave();
+  EXPECT_FALSE(p.snapshot().stands_still());
+  Progress untold(Duration{1000});
+  untold.set_stall(Duration{50});
+  untold.enter("world", "open", 0, {0, 1}, true);
+  std::this_thread::sleep_for(Duration{60});
+  EXPECT_FALSE(untold.snapshot().stands_still()) << "its calls tell of no turns";
+  EXPECT_EQ(untold.snapshot().together, Duration{1000});
+}
+
 TEST(Stall, leaves_time_to_notice_to_leave_and_to_end_within_the_minute) { EXPECT_EQ(kStalled, Duration{40000}); }
 
 TEST(Stall, is_put_off_by_work_by_calls_and_by_changes_of_phase) {

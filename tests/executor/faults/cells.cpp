@@ -30,6 +30,12 @@ std::vector<Point> points(const std::string& phase, bool nan, const std::string&
   return {{false, barrier}, {true, barrier}};
 }
 
+std::vector<Point> hang_points(const std::string& phase, const std::string& backend) {
+  if (phase != "init") return points(phase, false, backend);
+  const std::string own = backend == "cuda" ? "17nccl_communicatorE" : "26shared_memory_communicatorE", together = backend == "cuda" ? "4Nccl10do_connectE" : "12SharedMemory10do_connectE";
+  return {{false, own}, {false, together}, {true, own}, {true, together}, {false, "7TrainerC"}, {true, "10RankGroupsC"}};
+}
+
 std::vector<Point> slow_points(const std::string& phase, const std::string& backend) {
   // Rank 0 keeps the state of all in memory of the host.
   if (phase == "load") return {{.first = true, .function = "10CpuBackend5writeE", .slow = 40}};

@@ -26,6 +26,9 @@ struct Point {
 /// Five of them; the trials of a cell go round. `backend`: "cpu" or "cuda", whose names differ in places.
 [[nodiscard]] std::vector<Point> points(const std::string& phase, bool nan, const std::string& backend);
 
+/// Of `points`, and in the opening of the world: this rank's own part of it, and the part that all make together, in which nobody else is missing.
+[[nodiscard]] std::vector<Point> hang_points(const std::string& phase, const std::string& backend);
+
 /// Where work comes in pieces, in load, save and the forward pass of a first step; empty elsewhere.
 [[nodiscard]] std::vector<Point> slow_points(const std::string& phase, const std::string& backend);
 

@@ -274,7 +274,7 @@ int main(int argc, char** argv) {
   for (const char* action : actions)
     for (const char* phase : kPhases) {
       if (!wanted(o, fmt::format("{} {}", action, phase))) continue;
-      const std::vector<Point> places = std::string(action) == kSlow ? slow_points(phase, o.backend) : points(phase, std::string(action) == "nan", o.backend);
+      const std::vector<Point> places = std::string(action) == kSlow ? slow_points(phase, o.backend) : std::string(action) == kHang ? hang_points(phase, o.backend) : points(phase, std::string(action) == "nan", o.backend);
       if (places.empty()) continue;
       for (int n = o.first; n < o.first + o.trials; ++n) {
         Trial t{.action = action, .phase = phase, .number = n, .point = places[static_cast<std::size_t>(n) % places.size()], .folder = room / std::to_string(trials.size()), .pids = {}, .codes = {}, .began = {}, .heard = {}, .note = {}};

@@ -72,6 +72,7 @@ std::size_t free_memory() {
 
 int run_cases(const Job& job, int rank, cudaStream_t stream) {
   const auto world = nccl_communicator(rank, job.ranks, nccl_unique_id(), {.stream = stream, .limit = Duration{30000}});
+  world->connect();
   for (const auto& each : suite::cases()) {
     DeviceMemory memory(stream);
     const auto begin = Clock::now();
@@ -100,6 +101,7 @@ int run_cycles(const Job& job, int rank, cudaStream_t stream) {
   for (int i = 0; i < job.cycles; ++i) {
     {
       const auto world = nccl_communicator(rank, job.ranks, nccl_unique_id(), {.stream = stream, .limit = Duration{30000}});
+      world->connect();
       DeviceMemory memory(stream);
       suite::Buffer<float> x(memory, std::vector<float>(1024, 1.0f));
       world->all_reduce(x.data(), 1024, DType::f32);
@@ -122,6 +124,7 @@ int run_cycles(const Job& job, int rank, cudaStream_t stream) {
 
 int run_fault(const Job& job, int rank, cudaStream_t stream) {
   const auto world = nccl_communicator(rank, job.ranks, nccl_unique_id(), {.stream = stream, .limit = Duration{5000}});
+  world->connect();
   DeviceMemory memory(stream);
   suite::Buffer<float> x(memory, std::vector<float>(1 << 16, 1.0f));
   for (int i = 0; i < 1000; ++i) {
