@@ -105,7 +105,7 @@ Output calibrate_links(const Context& context, const LinksOptions& o) {
   if (!job) throw InputError("--links", "one rank has none to measure", "--links 2");
   std::optional<OpenBackend> current;   // the device on which the world is opened
   const Transport transport = transport_of(o.backend, [&] { current = open_backend(o.backend, false, job->place.local_rank); });
-  return run_job(*job, kLimit, transport, [&](Communicator& world, Progress& progress) {
+  return run_job(*job, kLimit, kStalled, transport, {}, [&](Communicator& world, Progress& progress) {
     progress.set_stall(Duration{0});
     const OpenBackend opened = open_backend(o.backend, false, job->place.local_rank);   // which leaves another one current
     std::int64_t payload = sizes.least_bytes;

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "cli/command.hpp"
+#include "cli/run_rank.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
 
@@ -51,7 +52,7 @@ class ProgressBar {
 };
 
 int print(const Output& output, bool quiet) {
-  if (!quiet)
+  if (!quiet || output.exit_code == kFailed)   // who was lost, and where
     for (const std::string& note : output.notes) say("note: " + note);
   if (std::fwrite(output.text.data(), 1, output.text.size(), stdout) != output.text.size() || std::fflush(stdout) != 0) {
     say("standard output: cannot be written");
@@ -69,7 +70,7 @@ int run(int argc, char** argv) {
   Context context;
   context.configs = MOEPLAN_CONFIGS;
   program.add_flag("--json", context.json, "one JSON document on standard output, nothing else");
-  program.add_flag("-q,--quiet", context.quiet, "no notes on standard error");
+  program.add_flag("-q,--quiet", context.quiet, "no notes on standard error, unless a run failed");
   program.add_option("--threads", context.threads, "worker threads (default: all cores); the answer does not depend on it")->check(CLI::Range(1, 4096));
   const std::vector<Command> commands{inspect_command(program), plan_command(program), recommend_command(program), simulate_command(program), explain_command(program), run_command(program), calibrate_command(program), compare_command(program), validate_command(program), ops_command(program), bench_command(program)};
   std::signal(SIGXFSZ, SIG_IGN);   // a file that may not grow is an error of the write, like a full disk

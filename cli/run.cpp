@@ -51,6 +51,14 @@ Duration limit_of(const RunOptions& options) {
   return Duration{static_cast<Duration::rep>(options.rank_timeout * 1000)};
 }
 
+/// What decides which calls a rank makes, and with which numbers: options that all ranks of a run must have alike. Where their files are is theirs.
+std::string options_of_all(const RunOptions& o) {
+  const TrainOptions& t = o.train;
+  const WalkOptions& w = t.walk;
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.backend, o.float32, o.resume, o.no_packing, o.save_every, o.stop_after.value_or(0), o.overflow, o.dialect, o.weights.empty(), o.adapter.empty(),
+                     o.from_adapter.empty(), o.checkpoint.empty(), t.steps, t.seed, t.learning_rate, t.warmup, t.clip, t.weight_decay, w.capacity_factor, w.rebalance_every, w.auxiliary, w.routed_bound, w.registers);
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 && name[0] ? name.data() : "this host";
@@ -173,7 +181,8 @@ Output run(const Context& context, const RunOptions& options, const CLI::App& ap
   if (options.plan.empty()) throw InputError("PLAN", "is missing", "a plan file, as `moeplan plan ... -o` writes it");
   if (!options.overflow.empty() && options.train.walk.capacity_factor == 0)
     throw InputError("--overflow", "says what becomes of copies beyond a capacity, and there is none", "--capacity-factor 1.25");
-  const LoadedPlan loaded = read_plan_file(load_json(options.plan), options.plan);
+  const Json file = load_json(options.plan);
+  const LoadedPlan loaded = read_plan_file(file, options.plan);
   if (!options.launch.kind.empty()) return write_launch(app, options.launch, loaded);
   if (options.rank_slice) return run_slice(context, options, loaded, open_backend(options.backend, options.float32));
   std::optional<int> ended;
@@ -185,7 +194,7 @@ Output run(const Context& context, const RunOptions& options, const CLI::App& ap
     mine.processes = true;
     std::optional<OpenBackend> opened;   // once all have joined, so that one that has no device, or hangs opening it, is named
     const Transport transport = transport_of(mine.backend, [&] { opened = open_backend(mine.backend, mine.float32, mine.device); });
-    return run_job(*job, limit_of(mine), transport, [&](Communicator& world, Progress& progress) {
+    return run_job(*job, limit_of(mine), stall_of(mine), transport, {{"plan", file.dump()}, {"options", options_of_all(mine)}}, [&](Communicator& world, Progress& progress) {
       return run_ranks_here(context, mine, loaded, *opened, &world, &progress);
     });
   }
@@ -209,7 +218,7 @@ Command run_command(CLI::App& program) {
                   "communication is copied in place and charged from the model")
       ->check(CLI::Range(0, 1 << 24));
   app->add_option("--rank-timeout", o->rank_timeout,
-                  "seconds that a rank waits for the others in one call (default 300; within a step, on devices, if that is less: 5 times what one is predicted to take, or took, and at least 20, but 42 at most or 1.5 times a step; the first may take 42 or 5 steps; a rank that reads or writes files is waited for while it goes on, and may stand still for 40)")
+                  "seconds that a rank waits for the others in one call (default 300; within a step, on devices, if that is less: 5 times what one is predicted to take, or took, and at least 20, but 42 at most or 1.5 times a step; the first may take 42 or 5 steps, and 300 where all have come to a call and none stands still in it; a rank that reads or writes files is waited for while it goes on, and may stand still for 40)")
       ->each([o](const std::string&) { o->timeout_given = true; })
       ->check(CLI::Range(0.01, 1e6));
   app->add_flag("!--no-registered-memory", o->train.walk.registers,

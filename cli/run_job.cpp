@@ -136,7 +136,8 @@ Transport transport_of(const std::string& backend, std::function<void()> ready) 
 #endif
 }
 
-Output run_job(const Job& job, Duration limit, const Transport& transport, const std::function<Output(Communicator&, Progress&)>& body) {
+Output run_job(const Job& job, Duration limit, Duration stall, const Transport& transport, std::vector<std::pair<std::string, std::string>> alike, const std::function<Output(Communicator&, Progress&)>& body) {
+  alike.insert(alike.begin(), {"version", MOEPLAN_VERSION});
   Output out;
   const auto end = [](const std::string& why) {
     std::fprintf(stderr, "moeplan: note: %s\n", why.c_str());
@@ -145,7 +146,7 @@ Output run_job(const Job& job, Duration limit, const Transport& transport, const
   const auto joined = [rank = job.place.rank] {
     if (rank == 0) forget_token(process_environment());
   };
-  const auto why = run_rank_process({.place = job.place, .token = job.token, .limit = limit, .grace = kGrace, .end = end, .joined = joined}, transport,
+  const auto why = run_rank_process({.place = job.place, .token = job.token, .limit = limit, .stall = stall, .grace = kGrace, .end = end, .joined = joined, .alike = std::move(alike)}, transport,
                                     [&](Communicator& world, Progress& progress) { out = body(world, progress); });
   if (!why) return out;
   Output failed;

@@ -29,8 +29,8 @@ struct Job {
 /// Throws InputError where this program was built without NCCL.
 [[nodiscard]] Transport transport_of(const std::string& backend, std::function<void()> ready);
 
-/// Joins the others and calls `body` with the world of all ranks. Whoever fails is named in a
+/// Joins the others, who must be of the same version and have `alike` alike, and calls `body` with the world of all ranks. `limit`, `stall`: as in `RankProcess`. Whoever fails is named in a
 /// note, on every rank, with exit code 4.
-[[nodiscard]] Output run_job(const Job& job, Duration limit, const Transport& transport, const std::function<Output(Communicator&, Progress&)>& body);
+[[nodiscard]] Output run_job(const Job& job, Duration limit, Duration stall, const Transport& transport, std::vector<std::pair<std::string, std::string>> alike, const std::function<Output(Communicator&, Progress&)>& body);
 
 }  // namespace moeplan::cli

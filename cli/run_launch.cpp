@@ -39,9 +39,9 @@ void add_launch_options(CLI::App& app, LaunchOptions& o) {
   add("--launch-image", o.image, "jobset: container image that holds moeplan");
   add("--launch-host", o.host, "torchrun on several nodes: the first node");
   add("--token-file", o.token_file, "the job's token: 64 hex digits, mode 0600 (default: $MOEPLAN_TOKEN_FILE)");
-  add("--rank", o.flags.rank, "this process's rank, over what the launcher left in the environment")->check(CLI::NonNegativeNumber);
+  add("--rank", o.flags.rank, "this process's rank, over what the launcher left in the environment")->check(CLI::Range(0, 1 << 24));
   add("--world-size", o.flags.world_size, "how many ranks there are")->check(CLI::PositiveNumber);
-  add("--local-rank", o.flags.local_rank, "its number on this machine, which is its device's")->check(CLI::NonNegativeNumber);
+  add("--local-rank", o.flags.local_rank, "its number on this machine, which is its device's")->check(CLI::Range(0, 1 << 24));
   add("--local-world-size", o.flags.local_world_size, "ranks on this machine")->check(CLI::PositiveNumber);
   add("--rendezvous-host", o.flags.host, "where rank 0 listens");
   add("--rendezvous-port", o.flags.port, "and on which port")->check(CLI::Range(1, 65535));

@@ -111,8 +111,6 @@ void say_now(const std::string& text) {
   std::fflush(stdout);
 }
 
-Duration stalled(const RunOptions& o) { return o.timeout_given ? Duration{static_cast<Duration::rep>(o.rank_timeout * 1000)} : kStalled; }
-
 /// Training as one rank: alone, or with the others over `world`.
 class RankRun {
  public:
@@ -185,7 +183,7 @@ class RankRun {
   }
   /// Whether the others may take this rank for one that hangs when it has no work done to tell of (`kStalled`).
   void watch_work(bool on) {
-    if (progress_) progress_->set_stall(on ? stalled(o_) : Duration{0});
+    if (progress_) progress_->set_stall(on ? stall_of(o_) : Duration{0});
   }
   [[nodiscard]] std::function<void()> work_told() const {
     if (!progress_) return {};
@@ -376,8 +374,10 @@ class RankRun {
 
 }  // namespace
 
+Duration stall_of(const RunOptions& o) { return o.timeout_given ? Duration{static_cast<Duration::rep>(o.rank_timeout * 1000)} : kStalled; }
+
 void run_rank(Session& session, Communicator* world, Progress* progress) {
-  if (progress) progress->set_stall(stalled(session.options));   // from the opening of the device and the taking of memory on
+  if (progress) progress->set_stall(stall_of(session.options));   // from the opening of the device and the taking of memory on
   RankRun(session, world, progress).run();
 }
 

@@ -10,6 +10,7 @@
 #include "cli/run_launch.hpp"
 #include "cli/slice.hpp"
 #include "executor/checkpoint/checkpoint.hpp"
+#include "executor/comm/progress.hpp"
 #include "executor/ranks/state.hpp"
 #include "planner/planner.hpp"
 
@@ -72,6 +73,9 @@ struct Session {
   Seconds at_peak{};                       ///< time of the step's model flops at the devices' bf16 peak; 0 where none of them runs it
   Output out;
 };
+
+/// How long a rank may have no work to tell of while others wait for it.
+[[nodiscard]] Duration stall_of(const RunOptions& options);
 
 /// Trains alone (`world` null), or as one of the ranks of `world`; threads of one process share the session.
 void run_rank(Session& session, Communicator* world, Progress* progress);

@@ -101,7 +101,7 @@ LaunchFile jobset(const LaunchRequest& r) {
   const std::string name = checked_name(r.name, "launch job name", "-", 40);
   if (std::any_of(name.begin(), name.end(), [](char c) { return c >= 'A' && c <= 'Z'; }) || name.back() == '-')
     throw InputError("launch job name", shown(name) + " is no Kubernetes name", "lower-case letters, digits and - only");
-  if (r.image.empty()) throw InputError("launch image", "is missing", "name the container image that holds moeplan");
+  if (r.image.empty()) throw InputError("launch image", "is missing", "name the container image that holds moeplan with --launch-image");
   const std::string image = checked_name(r.image, "launch image", "-_./:@", 255);
   const std::string secret = checked_name(r.token_secret, "launch token secret", "-.", 63);
   std::string s = "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n";

@@ -311,6 +311,9 @@ ProcessPlace resolve(const Environment& environment, const RankFlags& flags, std
       }
       if (place.world_size > 1 && !flags.port) problems.push_back({"--rendezvous-port", "is missing", "any free port from 1024 on, the same for all ranks"});
       if (place.nodes > 1 && !flags.host) problems.push_back({"--rendezvous-host", "is missing", "the host of rank 0"});
+      // Without it all ranks are taken to be here, where the host would not be looked at.
+      if (place.world_size > 1 && !flags.local_world_size && flags.host && *flags.host != "localhost" && *flags.host != "::1" && !flags.host->starts_with("127."))
+        problems.push_back({"--local-world-size", fmt::format("is missing beside --rendezvous-host {}", shown(*flags.host)), fmt::format("how many of the ranks are on this machine: {} if all are", place.world_size)});
       break;
     case Launcher::torchrun: read_torchrun(in, place); break;
     case Launcher::pet: read_pet(in, place, flags); break;

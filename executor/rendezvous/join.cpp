@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <list>
 #include <optional>
 #include <thread>
@@ -188,15 +189,15 @@ std::optional<std::string> read_exactly(int fd, std::size_t size, Clock::time_po
 /// One attempt; a closed channel, and why in `trouble`, if rank 0 is not there yet.
 Channel knock(const ProcessPlace& place, const Token& token, const std::string& host_name, const JoinOptions& options, int attempt, std::string& trouble) {
   const auto until = Clock::now() + options.handshake_limit;
-  Socket s = wire::connect_to(place, attempt);
-  if (!s.open()) return trouble = "cannot connect", Channel{};
+  Socket s = wire::connect_to(place, attempt, trouble);
+  if (!s.open()) return {};
   pollfd p{s.fd(), POLLOUT, 0};
   while (::poll(&p, 1, milliseconds_until(until)) == 0 && Clock::now() < until) {
   }
   int error = 0;
   socklen_t length = sizeof error;
   getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error != 0 || (p.revents & POLLOUT) == 0) return trouble = "cannot connect", Channel{};
+  if (error != 0 || (p.revents & POLLOUT) == 0) return trouble = error != 0 ? fmt::format("cannot connect: {}", std::strerror(error)) : "cannot connect", Channel{};
   const auto hello = read_exactly(s.fd(), wire::kGreeting, until);
   if (!hello) return trouble = "connected, but no greeting came", Channel{};
   const auto server_nonce = wire::read_greeting(*hello);

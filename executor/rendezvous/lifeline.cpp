@@ -181,8 +181,9 @@ void Lifeline::work() {
         p.heard = Clock::now();
         try {
           hear(p, parse_json(text, fmt::format("rank {}", p.rank)));
-        } catch (const std::exception&) {   // it knows the token but not the protocol: another version
+        } catch (const std::exception&) {   // it knows the token but not the protocol
           p.channel.close();
+          decide({p.rank, p.host, p.at.text(), "what it says is of another version"});
         }
       }
       if (!p.channel.open() && !p.goodbye) p.gone = true;

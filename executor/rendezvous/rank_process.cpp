@@ -1,5 +1,7 @@
 #include "executor/rendezvous/rank_process.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <mutex>
 #include <thread>
@@ -35,10 +37,24 @@ struct Unset {
 /// A symptom of another's failure, or this rank's own?
 bool is_own(CommFault fault) { return fault == CommFault::bad_call || fault == CommFault::mismatch || fault == CommFault::library; }
 
+/// Digests of what all ranks must have alike, which rank 0 hands out before its offer.
+std::string digests(const RankProcess& process) {
+  std::string out;
+  for (const auto& [name, text] : process.alike) out += bytes_of(sha256(text));
+  return out;
+}
+
+void require_alike(const RankProcess& process, std::string_view first) {
+  const std::string own = digests(process);
+  for (std::size_t i = 0; i < process.alike.size(); ++i)
+    if (const auto at = i * sizeof(Digest); own.substr(at, sizeof(Digest)) != first.substr(std::min(at, first.size()), sizeof(Digest)))
+      throw std::runtime_error(fmt::format("its {} and rank 0's differ", process.alike[i].first));
+}
+
 /// Where rank 0 cannot offer, what it lacks says more.
-std::string offered(const Transport& transport) {
+std::string offered(const RankProcess& process, const Transport& transport) {
   try {
-    return transport.offer();
+    return digests(process) + transport.offer();
   } catch (const std::exception&) {
     transport.ready();
     throw;
@@ -56,12 +72,12 @@ std::optional<std::string> run_rank_process(const RankProcess& process, const Tr
   const int rank = process.place.rank;
   Joined joined;
   try {
-    joined = join(process.place, process.token, own_host_name(), rank == 0 ? offered(transport) : std::string{}, {.limit = process.limit});
+    joined = join(process.place, process.token, own_host_name(), rank == 0 ? offered(process, transport) : std::string{}, {.limit = process.limit});
   } catch (const CommError& e) {
     return e.what();
   }
   process.joined();
-  const std::string offer = joined.payload;
+  const std::string payload = joined.payload, offer = payload.substr(std::min(payload.size(), process.alike.size() * sizeof(Digest)));
 
   Progress progress(process.limit, true);
   progress.set_phase("init");
@@ -82,6 +98,7 @@ std::optional<std::string> run_rank_process(const RankProcess& process, const Tr
     return lifeline.verdict() ? lifeline.verdict()->text() : own;
   };
   try {
+    require_alike(process, payload);
     transport.ready();
     const std::unique_ptr<Communicator> world = transport.open(rank, process.place.world_size, offer, process.limit);
     const Unset unset{alive};

@@ -7,6 +7,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "executor/comm/communicator.hpp"
 #include "executor/comm/progress.hpp"
@@ -30,6 +32,7 @@ struct RankProcess {
   Duration grace{15000};       ///< to leave once somebody is lost, whatever this process hangs in
   std::function<void(const std::string&)> end;   ///< called when the grace is over, with who was lost: ends the process
   std::function<void()> joined = [] {};          ///< all have come
+  std::vector<std::pair<std::string, std::string>> alike{};   ///< what all ranks must have alike: "plan" and its text
 };
 
 /// Thrown by a rank that has found out that `culprit` is at fault.

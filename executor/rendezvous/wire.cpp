@@ -90,10 +90,12 @@ Socket listen_at(const ProcessPlace& place) {
   throw InputError(name, "rank 0 cannot listen there: " + error, "another port with --rendezvous-port, or this host's address with --rendezvous-host");
 }
 
-Socket connect_to(const ProcessPlace& place, int attempt) {
+Socket connect_to(const ProcessPlace& place, int attempt, std::string& trouble) {
   ProcessPlace where = place;
   if (place.nodes == 1) where.host = "127.0.0.1";
-  const Addresses list = addresses(where);
+  std::string error;
+  const Addresses list = addresses(where, &error);
+  trouble = list ? "cannot connect" : "host not known: " + error;
   int count = 0;
   for (const addrinfo* a = list.get(); a; a = a->ai_next) ++count;
   if (count == 0) return {};

@@ -33,7 +33,7 @@ struct Claim {
 
 /// Listens on the address of `place.host` only (loopback for a job on one node). Throws InputError.
 [[nodiscard]] Socket listen_at(const ProcessPlace& place);
-/// Begins to connect, without waiting; closed if the host has no address now. Advances through the host's addresses with `attempt`.
-[[nodiscard]] Socket connect_to(const ProcessPlace& place, int attempt);
+/// Begins to connect, without waiting; closed, and why in `trouble`, if the host has no address now. Advances through the host's addresses with `attempt`.
+[[nodiscard]] Socket connect_to(const ProcessPlace& place, int attempt, std::string& trouble);
 
 }  // namespace moeplan::wire

@@ -99,6 +99,14 @@ TEST_F(RunCommand, ExplainsWhichRankItWouldBeWithoutAPlan) {
   EXPECT_NE(missing.err.find("PLAN"), std::string::npos) << missing.err;
 }
 
+TEST_F(RunCommand, SaysWhyItFailedEvenWhereItIsToSayNoNotes) {
+  write("token", std::string(64, 'a'));
+  std::filesystem::permissions(file("token"), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  const Finished run = moeplan({"run", file("plan.json"), "-q", "--rank", "1", "--world-size", "4", "--local-world-size", "1", "--rendezvous-host", "no-such-host.invalid", "--rendezvous-port", "29500", "--rank-timeout", "0.5", "--token-file", file("token")});
+  EXPECT_EQ(run.exit_code, 4);
+  EXPECT_NE(run.err.find("rank 0 at no-such-host.invalid port 29500 did not answer within 0.5 s: host not known"), std::string::npos) << run.err;
+}
+
 TEST_F(RunCommand, TrainsTheTinyModelAndMeasuresWhatWasPredicted) {
   const Finished run = moeplan({"run", file("plan.json"), "--steps", "4", "--json", "-o", file("measured.json"), "--prometheus", file("m.prom"), "--adapter", file("adapter")});
   ASSERT_EQ(run.exit_code, 0) << run.err;

@@ -29,8 +29,9 @@ struct Job {
   std::chrono::milliseconds connecting{0};
   int in_init = StandIn::kNobody, in_poll = StandIn::kNobody, in_device = StandIn::kNobody;
   int killed = StandIn::kNobody;   ///< with its device open
+  int other_plan = StandIn::kNobody;
 
-  [[nodiscard]] int culprit() const { return std::max({in_init, in_poll, in_device, killed}); }
+  [[nodiscard]] int culprit() const { return std::max({in_init, in_poll, in_device, killed, other_plan}); }
 };
 
 Heard rank_main(const Job& job, int rank, int port) {
@@ -47,7 +48,7 @@ Heard rank_main(const Job& job, int rank, int port) {
                                 }};
   // Who hangs is ended by its grace; the others leave by themselves.
   const Duration grace{rank == job.culprit() ? 200 : 20000};
-  const auto why = run_rank_process({.place = place_of(rank, kRanks, port), .token = sha256("token"), .limit = kLimit, .stall = kMayStandStill, .grace = grace, .end = [](const std::string&) { ::_exit(kGraceOver); }},
+  const auto why = run_rank_process({.place = place_of(rank, kRanks, port), .token = sha256("token"), .limit = kLimit, .stall = kMayStandStill, .grace = grace, .end = [](const std::string&) { ::_exit(kGraceOver); }, .alike = {{"options", "seed 1"}, {"plan", rank == job.other_plan ? "ep 2" : "ep 4"}}},
                                     transport, [](Communicator&, Progress&) {});
   return {why ? kNamed : kEnded, why.value_or("")};
 }
@@ -119,6 +120,8 @@ TEST(NcclOpening, a_rank_that_hangs_in_the_part_of_all_is_named) {
 }
 
 TEST(NcclOpening, a_rank_that_dies_before_its_part_is_named_by_the_call_that_waits_for_it) { expect_all_name({.killed = 1}, ": init, open #0 on world (there rank "); }
+
+TEST(NcclOpening, a_rank_with_another_plan_is_named_before_anything_is_opened) { expect_all_name({.other_plan = 2}, ": init, outside communication: its plan and rank 0's differ"); }
 
 }  // namespace
 }  // namespace moeplan

@@ -191,6 +191,8 @@ TEST(Environment, flags_need_rank_and_world_size) {
   expect_in("--world-size: is missing", refusal({}, {.rank = 1}));
   expect_in("--rank: is missing", refusal({}, {.world_size = 2, .port = 5000}));
   expect_in("--rendezvous-port: is missing", refusal({}, {.rank = 1, .world_size = 2}));
+  expect_in("--local-world-size: is missing beside --rendezvous-host \"n0\"; how many of the ranks are on this machine: 2 if all are", refusal({}, {.rank = 1, .world_size = 2, .port = 5000, .host = "n0"}));
+  EXPECT_EQ(find_place({}, {.rank = 1, .world_size = 2, .port = 5000, .host = "localhost"}).nodes, 1);
   const ProcessPlace p = find_place({}, {.rank = 5, .world_size = 8, .local_world_size = 4, .port = 5000, .host = "n0"});
   EXPECT_EQ(p.node, 1);
   EXPECT_EQ(p.local_rank, 1);
