@@ -5,6 +5,7 @@
 #include "kernels/kda/scratch.hpp"
 #include "kernels/mamba1/scratch.hpp"
 #include "kernels/mamba2/scratch.hpp"
+#include "kernels/short_conv/scratch.hpp"
 
 namespace moeplan {
 namespace {
@@ -129,9 +130,7 @@ i64 scratch(const op::Mamba1& op, Pass pass, Wants wants) {
   return mamba1::layout(op, pass == Pass::backward).total;
 }
 
-i64 scratch(const op::ShortConv& op, Pass pass, Wants wants) {
-  return trains(op, pass, wants) ? 4 * (4 + 1) * op.channels * ceil_of(op.tokens, 257) : 0;   // a partial row a chunk
-}
+i64 scratch(const op::ShortConv& op, Pass pass, Wants wants) { return short_conv::scratch(op, pass, wants); }
 
 i64 scratch(const op::HyperPre& op, Pass pass, Wants wants) {
   if (op.tokens == 0 || op.form == op::HyperForm::mean) return 0;

@@ -8,18 +8,18 @@
 #include "kernels/base/math.cuh"
 #include "kernels/base/ring.cuh"
 #include "kernels/cuda_frame.hpp"
-#include "kernels/short_conv/op.hpp"
+#include "kernels/short_conv/scratch.hpp"
 
 namespace moeplan::cuda {
 namespace {
 
-constexpr int threads = 128, taps = 4;
+constexpr int threads = 128, taps = short_conv::most_taps;
 constexpr int group = 4;   ///< tokens that a thread takes at a time
 /// Of a kernel: resident blocks a multiprocessor, groups that a thread has on their way, and most tokens a block takes (with dw: what each takes).
 struct Shape {
   int blocks, stages, most;
 };
-constexpr Shape forward_shape{7, 5, 97}, backward_shape{4, 6, 129}, training_shape{4, 4, 257};
+constexpr Shape forward_shape{7, 5, 97}, backward_shape{4, 6, 129}, training_shape{4, 4, short_conv::training_chunk};
 constexpr int least_chunk = 33;
 
 struct Arguments {
@@ -404,8 +404,6 @@ std::string refusal(const op::ShortConv& op) {
     return std::to_string(op.tokens) + " tokens of " + std::to_string(op.channels) + " channels are more blocks than a grid has: use more micro-batches";
   return {};
 }
-std::int64_t scratch(const op::ShortConv& op, Pass pass, Wants wants) {
-  return pass == Pass::backward && wants.weight_grad && op.training == Training::full ? 4 * (taps + 1) * op.channels * chunks_of(op.tokens, training_shape.most) : 0;
-}
+std::int64_t scratch(const op::ShortConv& op, Pass pass, Wants wants) { return short_conv::scratch(op, pass, wants); }
 
 }  // namespace moeplan::cuda
