@@ -231,8 +231,8 @@ bool Links::lies_as_measured(GroupShape group) const {
 }
 
 namespace {
-/// Hosts of `ranks` of which `inner` share one.
-std::int64_t hosts_of(double ranks, double inner) { return static_cast<std::int64_t>(std::ceil(ranks / inner)); }
+/// Hosts of `ranks` of which `inner` share a domain of the first tier; where that is a network, each is a host of its own.
+std::int64_t hosts_of(LinkKind first, double ranks, double inner) { return static_cast<std::int64_t>(std::ceil(first == LinkKind::network ? ranks : ranks / inner)); }
 }  // namespace
 
 /// Measured with as many rows for every other rank: longer for the busiest, and beside compute.
@@ -244,7 +244,7 @@ std::optional<Estimate> Links::measured(const CommCall& call, GroupShape group, 
   const TierBytes sent = bytes(call, group);
   if (rows && deduplicated_ && sent[0] < std::accumulate(sent.begin(), sent.end(), 0.0)) return std::nullopt;   // hop by hop, which was not measured
   const double payload = rows ? std::accumulate(sent.begin(), sent.end(), 0.0) * n / (n - 1) * std::max(1.0, skew) : static_cast<double>(call.payload.value);
-  const std::int64_t hosts = hosts_of(n, tier_[0].kind == LinkKind::network ? 1 : members(group)[0]);
+  const std::int64_t hosts = hosts_of(tier_[0].kind, n, members(group)[0]);
   const auto known = samples_->time(name, group.size, payload, hosts);
   if (!known) return std::nullopt;
   double time = known->seconds;
@@ -331,7 +331,7 @@ Estimate Links::price(const CommCall& call, GroupShape group, double skew) const
 Estimate Links::host_wait(GroupShape group) const {
   const auto m = members(group);
   if (lies_as_measured(group))
-    if (const auto known = samples_->time("counts", group.size, 0, hosts_of(static_cast<double>(group.size), tier_[0].kind == LinkKind::network ? 1 : m[0]))) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
+    if (const auto known = samples_->time("counts", group.size, 0, hosts_of(tier_[0].kind, static_cast<double>(group.size), m[0]))) return {{known->seconds}, {known->seconds}, {std::max(known->seconds, kNotifyHigh)}, Basis::interpolated};
   double latency = 0;
   for (std::size_t t = 0; t < tiers_; ++t)
     if (m[t] > (t == 0 ? 1 : m[t - 1])) latency = std::max(latency, tier_[t].dispatch_latency);
