@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/nonfinite.hpp"
 
 namespace moeplan {
 namespace {
@@ -97,7 +98,7 @@ std::string without_nonfinite(std::string_view text) {
     if (c == '"') in_string = true;
     for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
       if (out.compare(i, word.size(), word) != 0) continue;
-      std::string text_value = "\"" + std::string(word.substr(0, word == "NaN" ? 1 : 4)) + "\"";
+      std::string text_value = std::string("\"") + kNonfinite + (word == "NaN" ? "" : word.front() == '-' ? "-" : "+") + "\"";
       text_value.resize(word.size(), ' ');
       out.replace(i, word.size(), text_value);
       i += word.size() - 1;

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 
+#include "core/nonfinite.hpp"
+
 namespace moeplan {
 
 void Place::wrong_type(std::string_view expected) const {
   if (value_.is_object() || value_.is_array())
     refuse(fmt::format("expected {}, found {} of {}", expected, value_.is_object() ? "an object" : "a list", value_.size()));
+  if (value_.is_string() && value_.get_ref<const std::string&>().starts_with(kNonfinite)) {
+    const std::string_view sign = std::string_view(value_.get_ref<const std::string&>()).substr(1);
+    refuse(fmt::format("expected {}, found {}", expected, sign.empty() ? "NaN" : sign == "-" ? "-Infinity" : "Infinity"));
+  }
   if (value_.is_string()) refuse(fmt::format("expected {}, found the text {}", expected, shown(value_.get_ref<const std::string&>(), 40)));
   refuse(fmt::format("expected {}, found {}", expected, value_.dump()));
 }
@@ -62,6 +68,10 @@ bool read_bool(const Place& place) {
   return place.value().get<bool>();
 }
 
+namespace {
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+}  // namespace
+
 std::string_view nearest_name(std::string_view name, const std::vector<std::string_view>& known) {
   std::string_view best;
   std::size_t best_distance = 1 + name.size() / 2;
@@ -74,7 +84,7 @@ std::string_view nearest_name(std::string_view name, const std::vector<std::stri
       row[0] = i + 1;
       for (std::size_t j = 0; j < candidate.size(); ++j) {
         const std::size_t up = row[j + 1];
-        row[j + 1] = std::min({up + 1, row[j] + 1, diagonal + (name[i] != candidate[j])});
+        row[j + 1] = std::min({up + 1, row[j] + 1, diagonal + (lower(name[i]) != lower(candidate[j]))});
         diagonal = up;
       }
     }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/error.hpp"
+#include "core/read.hpp"
 
 namespace moeplan {
 namespace {
@@ -78,6 +79,12 @@ TEST(Json, RefusesNonFiniteLiteralsUnlessTolerated) {
     const Json json = parse_json(text, "f.json", tolerant);
     EXPECT_TRUE(json["a"].is_string()) << "so that using it as a number is a type error";
     EXPECT_EQ(json["b"], "NaN Infinity") << "text is left alone";
+    try {
+      (void)read<double>(Place(json["a"], "f.json"));
+      FAIL();
+    } catch (const InputError& e) {
+      EXPECT_NE(std::string(e.what()).find("found " + std::string(literal)), std::string::npos) << e.what();
+    }
   }
   expect_refused("{\"a\": 1NaN}", "not valid JSON", tolerant);
   expect_refused("[nan]", "not valid JSON", tolerant);

@@ -216,12 +216,11 @@ DenseFfn dense(const ConfigReader& text, ConfigReader::Names width) {
 
 std::vector<bool> moe_layers(const ConfigReader& text, std::int64_t layers, std::int64_t first_by_default) {
   std::vector<bool> out(static_cast<std::size_t>(layers), false);
-  const auto words = text.words_per_layer({"mlp_layer_types"}, layers);
+  const auto words = text.words_per_layer({"mlp_layer_types"}, layers, {"dense", "sparse", "moe"});
   const std::int64_t first = text.dim_or({"first_k_dense_replace"}, first_by_default);
   for (std::int64_t l = 0; l < layers; ++l) {
     const auto i = static_cast<std::size_t>(l);
     if (!words.empty()) {
-      if (words[i] != "dense" && words[i] != "sparse" && words[i] != "moe") text.refuse("mlp_layer_types", "unknown word " + shown(words[i]), "known: dense, sparse");
       out[i] = words[i] != "dense";
     }
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace moeplan {
@@ -147,11 +148,13 @@ std::vector<std::int64_t> ConfigReader::per_layer(Names names, std::int64_t laye
   return out;
 }
 
-std::vector<std::string> ConfigReader::words_per_layer(Names names, std::int64_t layers) const {
+std::vector<std::string> ConfigReader::words_per_layer(Names names, std::int64_t layers, Names known) const {
   const char* name = find(names);
   if (!name) return {};
   auto out = texts({name});
   if (static_cast<std::int64_t>(out.size()) < layers) refuse(name, fmt::format("has {} entries for {} layers", out.size(), layers));
+  for (const std::string& word : out)
+    if (std::find(known.begin(), known.end(), word) == known.end()) refuse(name, "unknown word " + shown(word), "known: " + listed(known));
   return out;
 }
 

@@ -52,8 +52,8 @@ class ConfigReader {
   [[nodiscard]] std::vector<std::string> texts(Names names) const;
   /// One value per layer from a scalar or a list of at least `layers` entries (longer ones hold MTP layers too); empty if absent.
   [[nodiscard]] std::vector<std::int64_t> per_layer(Names names, std::int64_t layers, std::int64_t low, std::int64_t high) const;
-  /// The same for words ("full_attention"); a list is required.
-  [[nodiscard]] std::vector<std::string> words_per_layer(Names names, std::int64_t layers) const;
+  /// The same for words ("full_attention"); a list is required, and a word that is not in `known` refused.
+  [[nodiscard]] std::vector<std::string> words_per_layer(Names names, std::int64_t layers, Names known) const;
 
   /// A nested object. `section` refuses its absence.
   [[nodiscard]] ConfigReader section(const char* name) const;

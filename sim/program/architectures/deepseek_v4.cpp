@@ -29,7 +29,7 @@ ModelSpec deepseek_v4(const ConfigReader& root) {
   if (ratios.empty()) {  // transformers 5: two rates, and layer types or the pattern of the release (two plain, then 4 and 128 in turn)
     const ConfigReader rates = root.section("compress_rates");
     const std::int64_t sparse = rates.integer({"compressed_sparse_attention"}, 1, 1 << 20), heavy = rates.integer({"heavily_compressed_attention"}, 1, 1 << 20);
-    const auto words = root.words_per_layer({"layer_types"}, layers);
+    const auto words = root.words_per_layer({"layer_types"}, layers, {"full_attention", "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"});
     for (std::int64_t l = 0; l < layers; ++l) {
       if (words.empty()) ratios.push_back(l < 2 ? 0 : l % 2 == 0 ? sparse : heavy);
       else ratios.push_back(words[static_cast<std::size_t>(l)] == "compressed_sparse_attention" ? sparse : words[static_cast<std::size_t>(l)] == "heavily_compressed_attention" ? heavy : 0);

@@ -20,7 +20,7 @@ ModelSpec gemma4(const ConfigReader& root) {
   sliding.window = text.maybe_dim({"sliding_window"}, 1);
   if (text.dim_or({"hidden_size_per_layer_input"}, 0) > 0) text.refuse("hidden_size_per_layer_input", "per-layer embeddings are not known here", "the forms without them are");
   const std::int64_t layers = text.layers();
-  const auto words = text.words_per_layer({"layer_types"}, layers);
+  const auto words = text.words_per_layer({"layer_types"}, layers, {"full_attention", "sliding_attention"});
   const bool experts = text.flag({"enable_moe_block"}, false);
   for (std::int64_t l = 0; l < layers; ++l) {
     const bool is_full = words.empty() ? (l + 1) % 6 == 0 : words[static_cast<std::size_t>(l)] == "full_attention";

@@ -32,7 +32,7 @@ namespace {
 /// Which layers own an indexer: indexer_types, else index_topk_freq behind an offset, else all.
 std::vector<bool> owns_indexer(const ConfigReader& text, std::int64_t layers) {
   std::vector<bool> out;
-  const auto words = text.words_per_layer({"indexer_types"}, layers);
+  const auto words = text.words_per_layer({"indexer_types"}, layers, {"full", "shared"});
   const std::int64_t frequency = text.dim_or({"index_topk_freq"}, 1, 1), offset = text.dim_or({"index_skip_topk_offset"}, 0);
   for (std::int64_t l = 0; l < layers; ++l) {
     if (words.empty()) {
@@ -40,7 +40,6 @@ std::vector<bool> owns_indexer(const ConfigReader& text, std::int64_t layers) {
       continue;
     }
     const std::string& word = words[static_cast<std::size_t>(l)];
-    if (word != "full" && word != "shared") text.refuse("indexer_types", "unknown word " + shown(word), "known: full, shared");
     out.push_back(word == "full");
   }
   if (!out.empty() && !out.front()) text.refuse("indexer_types", "the first layer shares indices, but no layer before it has any");
@@ -120,7 +119,7 @@ ModelSpec glm5_next(const ConfigReader& root) {
   MlaAttention full = mla(text, m);
   full.indexer = indexer(text);
   if (text.flag({"mhc"}, text.has("hc_mult"))) m.residual = ResidualKind::hyper, m.streams = text.integer({"hc_mult"}, 1, 64), m.residual_head_name.clear();
-  const auto words = text.words_per_layer({"layer_types"}, layers);
+  const auto words = text.words_per_layer({"layer_types"}, layers, {"full_attention", "deepseek_sparse_attention", "linear_attention"});
   std::vector<bool> is_full(static_cast<std::size_t>(layers), false);
   for (const auto l : linear.integers({"full_attn_layers"}, 0, layers - 1)) is_full[static_cast<std::size_t>(l)] = true;  // 0-indexed here
   for (std::size_t l = 0; l < words.size() && l < is_full.size(); ++l) {

@@ -10,7 +10,7 @@ ModelSpec gpt_oss(const ConfigReader& root) {
   attention.qkv_bias = attention.o_bias = root.flag({"attention_bias"}, true);
   attention.sinks = true;
   const std::int64_t layers = root.layers();
-  const auto words = root.words_per_layer({"layer_types"}, layers);
+  const auto words = root.words_per_layer({"layer_types"}, layers, {"full_attention", "sliding_attention"});
   for (std::int64_t l = 0; l < layers; ++l) {
     GqaAttention a = attention;
     if (words.empty() ? l % 2 == 0 : words[static_cast<std::size_t>(l)] == "sliding_attention") a.window = root.dim({"sliding_window"});

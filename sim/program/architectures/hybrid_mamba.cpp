@@ -17,10 +17,9 @@ ModelSpec granite_hybrid(const ConfigReader& root) {
   (void)root.width(mamba.groups, mamba.state, "mamba_n_groups");
   if (mamba.heads % mamba.groups) root.refuse("mamba_n_groups", fmt::format("{} heads do not divide into {} groups", mamba.heads, mamba.groups));
   const std::int64_t layers = root.layers(), shared = root.dim_or({"shared_intermediate_size"}, 0);
-  const auto words = root.words_per_layer({"layer_types"}, layers);
+  const auto words = root.words_per_layer({"layer_types"}, layers, {"attention", "mamba"});
   for (std::int64_t l = 0; l < layers; ++l) {
     const std::string word = words.empty() ? "attention" : words[static_cast<std::size_t>(l)];
-    if (word != "attention" && word != "mamba") root.refuse("layer_types", "unknown word " + shown(word), "known: attention, mamba");
     const bool is_mamba = word == "mamba";
     Mixer ffn;
     if (has_experts(root)) {

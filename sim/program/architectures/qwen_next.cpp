@@ -23,7 +23,7 @@ ModelSpec qwen_next(const ConfigReader& root) {
   if (text.flag({"attn_output_gate"}, true)) full.gate = OutputGate::in_q_proj;
 
   const std::int64_t layers = text.layers(), interval = text.dim_or({"full_attention_interval"}, 4, 1);
-  const auto words = text.words_per_layer({"layer_types"}, layers);
+  const auto words = text.words_per_layer({"layer_types"}, layers, {"full_attention", "linear_attention"});
   const auto only_dense = text.integers({"mlp_only_layers"}, 0, ImportLimits::layers);
   const bool sparse = has_experts(text);
   const auto ffn = [&](std::int64_t l) -> Mixer {
@@ -36,8 +36,6 @@ ModelSpec qwen_next(const ConfigReader& root) {
   };
   for (std::int64_t l = 0; l < layers; ++l) {
     const bool is_full = words.empty() ? (l + 1) % interval == 0 : words[static_cast<std::size_t>(l)] == "full_attention";
-    if (!words.empty() && !is_full && words[static_cast<std::size_t>(l)] != "linear_attention")
-      text.refuse("layer_types", "unknown word " + shown(words[static_cast<std::size_t>(l)]), "known: full_attention, linear_attention");
     if (is_full) m.layers.push_back(decoder_layer(full, ffn(l)));
     else m.layers.push_back(decoder_layer(linear, ffn(l), "linear_attn"));
   }

@@ -62,8 +62,7 @@ ModelSpec step3p5(const ConfigReader& root) {
     if (sliding.heads % sliding.kv_heads) other->refuse("num_attention_groups", fmt::format("{} heads cannot share {} groups", sliding.heads, sliding.kv_heads));
   }
   const std::int64_t layers = text.layers(), mtp = text.integer_or({"num_nextn_predict_layers"}, 0, 0, 64);
-  const auto words = text.texts({"layer_types"});
-  if (!words.empty() && static_cast<std::int64_t>(words.size()) < layers) text.refuse("layer_types", fmt::format("has {} entries for {} layers", words.size(), layers));
+  const auto words = text.words_per_layer({"layer_types"}, layers, {"full_attention", "sliding_attention"});
   const auto attention = [&](std::int64_t l) {
     const auto i = static_cast<std::size_t>(l);
     return i < words.size() && words[i] == "sliding_attention" ? sliding : full;
