@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "cli/command.hpp"
+#include "cli/parse_error.hpp"
 #include "cli/run_rank.hpp"
 #include "cli/table.hpp"
 #include "core/error.hpp"
@@ -78,7 +79,7 @@ int run(int argc, char** argv) {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return program.exit(e);  // --help, --version
-    say(std::string(e.what()) + "; see moeplan --help");
+    say(parse_error_text(program, e, {argv + 1, argv + std::max(argc, 1)}) + "; see moeplan --help");
     return kBadInput;
   }
   context.colour = ::isatty(STDOUT_FILENO) && !std::getenv("NO_COLOR");

@@ -71,6 +71,13 @@ TEST_F(BadInput, AnIndexThatPointsOutsideItsDirectory) {
 
 TEST_F(BadInput, NamesThatAreNotKnown) {
   expect_refused({"inspect", "kimi-k33"}, "did you mean");
+  expect_refused({"inspect", "KIMI-K3"}, "did you mean \"kimi-k3\"?");
+  expect_refused({"insepct", "kimi-k3"}, "\"insepct\" is no command; did you mean inspect?");
+  expect_refused({"inspect", "kimi-k3", "--jsn"}, "\"--jsn\" is no option of inspect; did you mean --json?");
+  expect_refused(plan_with({"--gradient-batch", "8"}), "is no option of plan");
+  expect_refused(plan_with({"--tp", "2.5"}), "--tp: 2.5 is no whole number from 1 to 1048576");
+  expect_refused(plan_with({"--tp", "nan"}), "--tp: nan is no ");
+  expect_refused(plan_with({"--tp", "0"}), "--tp: Value 0 not in range 1 to 1048576");
   expect_refused(plan_on("128xh2000"), "did you mean");
   expect_refused({"plan", kModel, "--device", "h2000", "--gpus", "8"}, "did you mean");
   expect_refused(plan_with({"--workload", "lora-sfd"}), "did you mean");
@@ -101,6 +108,11 @@ TEST_F(BadInput, EveryFieldOfAModelConfig) {
 
 TEST_F(BadInput, AnArchitectureThatIsNotKnownIsAnsweredWithTheKnownOnes) {
   expect_refused({"inspect", write("config.json", R"({"architectures": ["FancyForCausalLM"], "model_type": "fancy", "hidden_size": 8})")}, "FancyForCausalLM");
+}
+
+TEST_F(BadInput, WordsOfALayerThatNoModelOfItsKindHas) {
+  for (const char* model : {"models/tiny/tiny-gpt-oss.json", "models/tiny/tiny-qwen3.5-moe.json"})
+    expect_refused({"inspect", changed(model, [](Json& j) { (j.contains("text_config") ? j["text_config"] : j)["layer_types"][0] = "slidng_attention"; })}, "layer_types: unknown word \"slidng_attention\"");
 }
 
 TEST_F(BadInput, EveryFieldOfAClusterFile) {
