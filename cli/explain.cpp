@@ -191,7 +191,7 @@ Json explained_json(const LoadedPlan& loaded, const Forecast& f, const std::vect
   for (std::size_t r = 0; r < s.idle.size(); ++r)
     idle.push_back({{"stage", s.job.ranks[r].stage}, {"busy_seconds", to_seconds(s.idle[r].busy).value}, {"bubble_seconds", to_seconds(s.idle[r].bubble).value}, {"waiting_seconds", times_json(s.idle[r].waiting)}});
   const std::optional<double> clock = prices_of(loaded.problem, loaded.plan).clock();
-  return Json{{"problem", problem_json(loaded.problem)}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)}, {"exchange", reach_json(exchange_reach(loaded.problem, loaded.plan))},
+  return Json{{"problem", problem_json(loaded.problem, {&loaded.plan, 1})}, {"plan", plan_json({loaded.plan, f})}, {"binding", binding(loaded.problem, f)}, {"changes", std::move(changes)}, {"exchange", reach_json(exchange_reach(loaded.problem, loaded.plan))},
               {"simulated_step_seconds", to_seconds(s.played.step).value}, {"critical_path", times_json(s.critical.time)}, {"idle", std::move(idle)}, {"choice", choice_json(sure)}, {"clock_mhz", clock ? Json(*clock) : Json(nullptr)}};
 }
 
@@ -208,7 +208,7 @@ Output run(const Context& context, const std::string& file) {
   std::string out = problem_text(loaded.problem) + clock_text(loaded.problem, loaded.plan);
   out += fmt::format("plan: {}; micro-batch {} x {}; recompute {}; frozen weights as {}{}; {} tokens/s, MFU {}\n\n", layout_text(p.parallelism), p.micro_batch, p.micro_batches,
                      name_of(p.recompute), name_of(p.frozen_storage), schedule_text(p), short_count(f.tokens_per_second), percent(f.mfu));
-  out += breakdown_text(context, loaded.problem, f);
+  out += breakdown_text(context, loaded.problem, loaded.plan, f);
   out += critical_path_text(context, s) + "\n" + idle_text(context, s, {}) + "\n";
   out += wrapped("What binds: " + binding(loaded.problem, f) + ".", kWidth, 2) + "\n";
   if (const auto reach = exchange_reach(loaded.problem, loaded.plan)) out += wrapped(reach_text(*reach), kWidth, 2) + "\n";

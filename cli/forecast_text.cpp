@@ -34,7 +34,7 @@ std::string problem_text(const Problem& problem) {
   return out;
 }
 
-std::string breakdown_text(const Context& context, const Problem& problem, const Forecast& f) {
+std::string breakdown_text(const Context& context, const Problem& problem, const Plan& plan, const Forecast& f) {
   std::vector<std::pair<std::string, Bytes>> memory;
   for (const auto& [category, name] : EnumNames<MemoryCategory>::names)
     if (f.memory[category].value > 0) memory.emplace_back(spaced(name), f.memory[category]);
@@ -59,7 +59,7 @@ std::string breakdown_text(const Context& context, const Problem& problem, const
   if (!f.memory.peak_at.empty()) out += wrapped("Memory peaks in: " + printable(f.memory.peak_at) + fmt::format(" (stage {}).", f.worst_stage), kWidth, 2) + "\n";
   out += fmt::format("Times rest on: {} measured, {} interpolated, {} roofline.\n", percent(f.basis[0]), percent(f.basis[1]), percent(f.basis[2]));
   std::string beside;
-  for (const LinkSamples::Share& s : measured_shares(problem)) beside += fmt::format("{}{} {} ({} ranks)", beside.empty() ? "" : ", ", s.collective, percent(s.share), s.ranks);
+  for (const LinkSamples::Share& s : measured_shares(problem, {&plan, 1})) beside += fmt::format("{}{} {} ({} ranks)", beside.empty() ? "" : ", ", s.collective, percent(s.share), s.ranks);
   if (!beside.empty()) out += wrapped("Computing beside a call loses, measured: " + printable(beside) + ".", kWidth, 2) + "\n";
   return out;
 }

@@ -48,7 +48,9 @@ Json answer_json(const Problem& problem, const Answer& answer, double seconds) {
     for (const auto& each : no.largest) largest.push_back({{"name", each.name}, {"bytes", each.bytes.value}});
     out["infeasible"] = {{"binding", no.binding}, {"need_bytes", no.need.value}, {"have_bytes", no.have.value}, {"largest", std::move(largest)}, {"nearest_fix", no.nearest_fix}};
   }
-  out["problem"] = problem_json(problem);
+  std::vector<Plan> plans;
+  for (const RankedPlan& r : answer.plans) plans.push_back(r.plan);
+  out["problem"] = problem_json(problem, plans);
   out["searched"] = answer.searched;
   out["feasible"] = answer.feasible;
   out["bounded"] = answer.bounded;
@@ -121,7 +123,7 @@ std::string found_text(const Context& context, const Problem& problem, const Ans
                              best.cost_interval ? fmt::format(", {} to {}", dollars(best.cost_interval->low), dollars(best.cost_interval->high)) : "", percent(best.out_of_memory_risk)),
                  kWidth, 2) + "\n";
   if (best.dropped > 0) out += fmt::format("Plan 1 drops {} of the assignments to experts.\n", percent(best.dropped));
-  return out + "\n" + breakdown_text(context, problem, best);
+  return out + "\n" + breakdown_text(context, problem, answer.plans.front().plan, best);
 }
 
 std::string infeasible_text(const Context& context, const Infeasible& no, std::int64_t devices) {

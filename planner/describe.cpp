@@ -67,11 +67,7 @@ Json plan_json(const RankedPlan& ranked) {
               {"basis", {{"measured", f.basis[0]}, {"interpolated", f.basis[1]}, {"roofline", f.basis[2]}}}};
 }
 
-std::vector<LinkSamples::Share> measured_shares(const Problem& problem) {
-  return problem.profile.device.name == problem.cluster.device.name ? LinkSamples(problem.profile).shares() : std::vector<LinkSamples::Share>{};
-}
-
-Json problem_json(const Problem& problem) {
+Json problem_json(const Problem& problem, std::span<const Plan> plans) {
   Json out{{"model", problem.model_name},
               {"architecture", problem.model.architecture},
               {"gpus", problem.cluster.devices()},
@@ -80,7 +76,7 @@ Json problem_json(const Problem& problem) {
               {"load", {{"name", problem.load.name}, {"seed", problem.load.seed}}},
               {"runtime", to_json(problem.runtime)},
               {"profile", {{"name", problem.profile.name}, {"source", problem.profile.source}}}};
-  for (const LinkSamples::Share& s : measured_shares(problem)) out["profile"]["measured_beside"].push_back({{"collective", s.collective}, {"ranks", s.ranks}, {"of_computing", s.share}});
+  for (const LinkSamples::Share& s : measured_shares(problem, plans)) out["profile"]["measured_beside"].push_back({{"collective", s.collective}, {"ranks", s.ranks}, {"of_computing", s.share}});
   return out;
 }
 

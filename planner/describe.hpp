@@ -2,16 +2,14 @@
 /// Plans and problems as JSON and as short text, the same for the command line and the window.
 
 #include "core/spec/forecast.hpp"
-#include "sim/cost/link_samples.hpp"
+#include "planner/measured_shares.hpp"
 
 namespace moeplan {
 
 /// One element of `plans`.
 [[nodiscard]] Json plan_json(const RankedPlan& ranked);
-/// The problem without its bulk: inputs in full, the profile by name and source.
-[[nodiscard]] Json problem_json(const Problem& problem);
-/// What computing loses beside calls, where the profile has measured it on the cluster's device.
-[[nodiscard]] std::vector<LinkSamples::Share> measured_shares(const Problem& problem);
+/// The problem without its bulk: inputs in full, the profile by name and source, and what of its losses beside calls these plans were priced with.
+[[nodiscard]] Json problem_json(const Problem& problem, std::span<const Plan> plans);
 
 /// "pp2 ep64 dp4x16": the degrees that are not 1.
 [[nodiscard]] std::string layout_text(const Parallelism& p);
