@@ -86,7 +86,7 @@ std::vector<FieldSpec> inputs() {
   out.back().source = [](const Problem& p) { return tr("%1 usable, %2").arg(qs(human(p.cluster.device.memory)), qs(human(p.cluster.device.memory_bandwidth))); };
   out.push_back(number("gpus", "Inputs", "Devices", "devices", "How many devices; with a cluster, its size in whole machines.", &Draft::gpus, 1 << 20));
   out.back().effective = [](const Problem& p) { return qs(grouped(p.cluster.devices())); };
-  out.back().source = [](const Problem& p) { return tr("%1 machines x %2").arg(p.cluster.nodes).arg(p.cluster.devices_per_node); };
+  out.back().source = [](const Problem& p) { return (p.cluster.nodes == 1 ? tr("%1 machine x %2") : tr("%1 machines x %2")).arg(p.cluster.nodes).arg(p.cluster.devices_per_node); };
   out.push_back(named("workload", "Workload", "workloads", "What is trained: lengths, batch, tuning per weight class, optimizer.",
                       [](const Draft& d) { return qs(d.workload); }, [](Draft& d, const QString& t) { d.workload = t.isEmpty() ? Draft{}.workload : t.toStdString(); }));
   out.back().effective = [](const Problem& p) { return qs(p.workload.name); };
