@@ -4,6 +4,7 @@
 #include <cctype>
 #include <regex>
 #include <sstream>
+#include <utility>
 
 #include "core/configs.hpp"
 
@@ -13,7 +14,7 @@ namespace {
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
 bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
-/// Small letters, without what separates a letter from a number behind it.
+/// Small letters, without what separates a letter from a number behind it, nor a number from its "GB".
 std::string joined(const std::string& text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -23,18 +24,23 @@ std::string joined(const std::string& text) {
       continue;
     out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
-  return out;
+  static const std::regex size(R"((\d)[^a-z0-9]*gb?\b)");
+  return std::regex_replace(out, size, "$1gb");
 }
 
-/// A model's name without punctuation, maker and stage of training.
+/// A model's name without maker, stage of training and punctuation but between digits.
 std::string bare(std::string name) {
   if (const std::size_t slash = name.rfind('/'); slash != std::string::npos) name.erase(0, slash + 1);
   std::string out;
-  for (const char c : name)
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
     if (is_letter(c) || is_digit(c)) out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (i > 0 && i + 1 < name.size() && is_digit(name[i - 1]) && is_digit(name[i + 1])) out += c == '.' ? '.' : '-';
+  }
   if (out.starts_with("meta")) out.erase(0, 4);
-  for (const std::string_view end : {"instruct", "base", "chat", "hf"})
-    if (out.size() > end.size() && out.ends_with(end)) out.resize(out.size() - end.size());
+  for (bool shorter = true; std::exchange(shorter, false);)
+    for (const std::string_view end : {"instruct", "base", "chat", "hf"})
+      if (out.size() > end.size() && out.ends_with(end)) out.resize(out.size() - end.size()), shorter = true;
   return out;
 }
 
@@ -56,7 +62,9 @@ bool names_device(const std::string& hardware, const std::string& words) {
   for (std::string word; each >> word;) {
     bool found = false;
     for (std::size_t at = text.find(word); at != std::string::npos && !found; at = text.find(word, at + 1)) {
-      const char before = at > 0 ? text[at - 1] : ' ', first = word.front();
+      const bool counted = at >= 2 && text[at - 1] == 'x' && is_digit(text[at - 2]);   // 8xH100
+      const bool machine = at >= 3 && (text.compare(at - 3, 3, "dgx") == 0 || text.compare(at - 3, 3, "hgx") == 0);
+      const char before = at > 0 && !counted && !machine ? text[at - 1] : ' ', first = word.front();
       const char after = at + word.size() < text.size() ? text[at + word.size()] : ' ', last = word.back();
       found = !(is_letter(first) && is_letter(before)) && !(is_digit(first) && is_digit(before)) &&
               !(is_digit(last) && is_digit(after)) && !(is_letter(last) && is_letter(after));
@@ -83,15 +91,16 @@ Row with_facts(Row row, const Words& words) {
   const std::string text = described(row);
   static const std::regex depth(R"(MTP layers=(\d{1,2})\b)");
   if (std::smatch found; std::regex_search(text, found, depth) && !row.mtp_depth) row.mtp_depth = std::stoll(found[1]);
+  const std::string source = row.framework + " | " + row.source_title.value_or("") + " | " + row.id;   // notes name others too
   for (const SourceWords& s : words.sources) {
-    if (!contains(text, s.contains)) continue;
+    if (!contains(source, s.contains)) continue;
     if (s.hardware && !names_device(row.hardware.value_or(""), *s.hardware)) continue;
     if (s.model && !contains(row.model, *s.model)) continue;
     if (s.fine_tuning && contains(row.method.value_or("pretrain"), "pretrain")) continue;
     if (s.framework_version && !row.framework_version) row.framework_version = s.framework_version;
     if (s.device) row.hardware = s.device;
     if (s.remark) row.notes = row.notes.value_or("") + "; " + *s.remark;
-    if (s.mtp_depth && !row.mtp_depth) row.mtp_depth = s.mtp_depth;
+    if (s.mtp_depth && !row.mtp_depth && contains(row.method.value_or("pretrain"), "pretrain")) row.mtp_depth = s.mtp_depth;
     if (s.document && !row.document) row.document = s.document;
     row.memory_unit *= s.memory_unit;
   }

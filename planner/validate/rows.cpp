@@ -63,9 +63,13 @@ JsonLimits limits() {
 }  // namespace
 
 void fill_in(ModelDims& into, const ModelDims& other) {
+  const auto differ = [](const auto& a, const auto& b) { return a && b && *a != *b; };
+  if (differ(into.hidden, other.hidden) || differ(into.layers, other.layers)) return;
+  const bool own = into.hidden.has_value() && !into.library_model;
   for_each_field<ModelDims>([&](const auto& f) {
     if (!(into.*(f.member))) into.*(f.member) = other.*(f.member);
   });
+  if (own) into.library_model.reset();
   if (!other.extra.is_object()) return;
   if (!into.extra.is_object()) into.extra = Json::object();
   for (const auto& [key, value] : other.extra.items())

@@ -89,7 +89,8 @@ struct ModelDims {
   Json extra;  ///< whatever else the source names (latent ranks, tied embeddings), an object or null
 };
 
-/// Takes from `other` what `into` leaves out.
+/// Takes from `other` what `into` leaves out; nothing where the two are different models (hidden size or layers), and no configuration's name where `into`
+/// has dimensions of its own.
 void fill_in(ModelDims& into, const ModelDims& other);
 
 struct Skipped {

@@ -37,7 +37,7 @@ TEST(Devices, AreFoundByTheWordsOfTheirNamesAndNotByPartsOfOthers) {
   for (const auto& [hardware, expected] : std::initializer_list<std::pair<const char*, const char*>>{
            {"RTX 4090", "rtx4090"}, {"4090", "rtx4090"}, {"rtx4090-24gb + Xeon Platinum 8488C (AMX)", "rtx4090"}, {"B200", "b200"},
            {"b200-180gb (power-limited)", "b200"}, {"GB200 NVL72", "gb200"}, {"gb300-288gb", "gb300"}, {"H200", "h200"},
-           {"H20", "h20"}, {"H100-SXM5-80GB", "h100"}, {"h100-96gb-hbm2e-500w", "h100-96gb"}, {"h100-pcie-80gb", "h100-pcie"},
+           {"H20", "h20"}, {"H100-SXM5-80GB", "h100"}, {"8xH100", "h100"}, {"DGXH100", "h100"}, {"H100-SXM5-80GB (PCIe Gen5 hosts)", "h100"}, {"A100-40G", "a100-40gb"}, {"A100 40 GB", "a100-40gb"}, {"h100-96gb-hbm2e-500w", "h100-96gb"}, {"h100-pcie-80gb", "h100-pcie"},
            {"A100-40GB", "a100-40gb"}, {"A100-SXM4-40GB", "a100-40gb"}, {"NVIDIA A100 80GB", "a100"}, {"a10g-24gb", "a10g"},
            {"L40S", "l40s"}, {"rtx-a6000-48gb", "a6000"}, {"mi325x-256gb", "mi325x"}, {"V100-SXM2-32GB", "v100"},
            {"gpu-80gb (type unstated)", ""}, {"gh200-96gb", ""}})
@@ -94,8 +94,37 @@ TEST(Models, AreKnownByNamesThatDifferInPunctuationAndMaker) {
     EXPECT_EQ(model_in_library(r, dims_of(r, l), l), "llama-3.1-8b") << name;
     EXPECT_FALSE(missing_field(r, l).has_value()) << name;
   }
-  r.model = "llama-3.1-9b";
-  EXPECT_TRUE(missing_field(r, l).has_value());
+  r.model = "llama-2-7b-chat-hf";
+  EXPECT_EQ(model_in_library(r, dims_of(r, l), l), "llama-2-7b");
+  for (const char* name : {"llama-3.1-9b", "gpt3-1.75b", "qwen2-57b", "mpt-1.3b"}) {   // no gpt3-175b, no qwen2.5-7b
+    r.model = name;
+    EXPECT_TRUE(missing_field(r, l).has_value()) << name;
+  }
+}
+
+TEST(Models, KeepTheDimensionsThatTheirRowsComeWith) {
+  ModelDims own, shipped;
+  own.hidden = 1024, own.layers = 4;
+  shipped.library_model = "llama-3-8b";
+  fill_in(own, shipped);
+  EXPECT_FALSE(own.library_model.has_value());
+  shipped.library_model.reset(), shipped.hidden = 4096, shipped.vocab = 7;
+  fill_in(own, shipped);
+  EXPECT_FALSE(own.vocab.has_value()) << "another model of the same name";
+  own.hidden = 4096;
+  fill_in(own, shipped);
+  EXPECT_EQ(own.vocab, 7);
+}
+
+TEST(Sources, AreNotThoseThatNotesSpeakOf) {
+  const Words words = load_words(kConfigs);
+  Row r = row("NeMo AutoModel", "s", "pretrain");
+  r.model = "deepseek-v3-671b", r.notes = "differs from Megatron-Bridge";
+  EXPECT_FALSE(with_facts(r, words).mtp_depth.has_value());
+  r.framework = "Megatron-Bridge", r.notes.reset();
+  EXPECT_EQ(with_facts(r, words).mtp_depth, 1);
+  r.method = "lora";
+  EXPECT_FALSE(with_facts(r, words).mtp_depth.has_value());
 }
 
 TEST(Models, AreFilledInWithoutLosingWhatTheySay) {
