@@ -149,6 +149,7 @@ Output run_ranks_here(const Context& context, const RunOptions& options, const L
                   .predicted_step = {},
                   .at_peak = {},
                   .out = {}};
+  if (progress) progress->advance(limit_of(options));   // rank 0 alone makes ready what it writes, and tells of nothing meanwhile
   if (opened.backend->name() == "cuda") {
     const Forecast expected = forecast(problem, loaded.plan);
     session.predicted_step = expected.step;

@@ -118,6 +118,7 @@ Transport transport_of(const std::string& backend, std::function<void()> ready) 
   if (backend != "cuda") return {.offer = offer_shared_memory, .open = shared_memory_communicator, .ready = std::move(ready)};
 #ifdef MOEPLAN_NCCL
   for (const auto& [name, value] : nccl_environment_defaults()) ::setenv(name.c_str(), value.c_str(), 0);
+  ::setenv("NCCL_COMM_BLOCKING", "0", 1);   // 1 would have each rank wait for all others in its own part of the opening
   return {.offer =
               [] {
                 const NcclId id = nccl_unique_id();

@@ -34,6 +34,9 @@ bool has_come(const RankState& waiting, const RankState& other) {
 /// Has it gone on with its work until less than `limit` ago? Then it is not (yet) who holds up the others, however long those wait for it.
 bool goes_on(const Snapshot& at, Duration limit) { return !at.in_call && at.stall.count() > 0 ? !at.stalled() : at.answers_for() <= limit; }
 
+/// Times `stall` that ranks of which none waits for another may have no work to tell of: 280 s, about what a call outside steps may take.
+constexpr int kAllStalled = 7;
+
 /// Those in the call in which `at` is, itself first.
 std::vector<const RankState*> in_call_of(const RankState& at, const std::map<int, const RankState*>& by_rank) {
   std::vector<const RankState*> out{&at};
@@ -120,6 +123,15 @@ std::optional<Verdict> find_culprit(const std::vector<RankState>& states) {
     if (s->at.stalled())
       if (const RankState* waiting = who_waits_for(rank, states))
         return blame(*s, fmt::format("no work done for {} ms (limit {} ms), while rank {} waits in {}", s->at.elapsed.count(), s->at.stall.count(), waiting->rank, waiting->at.text()));
+
+  // All stand in their own work, as in the opening of a device: nobody waits, so nobody would ever be named.
+  const RankState* longest = nullptr;
+  bool all_stalled = by_rank.size() > 1;
+  for (const auto& [rank, s] : by_rank) {
+    all_stalled = all_stalled && s->at.stalled() && s->at.elapsed > kAllStalled * s->at.stall;
+    if (!longest || s->at.elapsed > longest->at.elapsed) longest = s;
+  }
+  if (all_stalled) return blame(*longest, fmt::format("no work done for {} ms, nor by any other rank", longest->at.elapsed.count()));
 
   // Outside steps a call may take long; who stands still in one that nobody else is missing from is known before.
   for (const auto& [rank, s] : by_rank) {

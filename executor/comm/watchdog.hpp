@@ -38,7 +38,7 @@ struct Verdict {
 /// that call says better than its last word what it was about: all ranks make the same calls.
 [[nodiscard]] const RankState* who_waits_for(int rank, const std::vector<RankState>& states);
 
-/// Empty if nobody is gone, silent, overdue, stalled or standing still while another waits for it, or if who is waited for goes on with its work. `states` in any order; a rank that is absent from it is fine.
+/// Empty if nobody is gone, silent, overdue, stalled or standing still while another waits for it (or all stalled for long), or if who is waited for goes on with its work. `states` in any order; a rank that is absent from it is fine.
 [[nodiscard]] std::optional<Verdict> find_culprit(const std::vector<RankState>& states);
 
 struct LimitRule {

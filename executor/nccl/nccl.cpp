@@ -111,7 +111,11 @@ class Nccl final : public Communicator {
   std::shared_ptr<std::byte> shareable(std::int64_t bytes) override { return shareable_memory(bytes); }
 
  private:
-  void do_connect(const Call& call) override { settle(call); }
+  void do_connect(const Call& call) override {
+    settle(call);
+    const std::lock_guard lock(world_->mutex);
+    world_->connected = true;
+  }
   void do_all_reduce(const Call& call, void* data) override {
     issue(call, [&] { return nccl().all_reduce(data, data, count(call), nccl_type(call.dtype), nccl_reduction(call.reduction), comm_, stream()); });
   }
@@ -377,10 +381,6 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
-  ncclComm_t comm = nullptr;
-  const ncclResult_t result = nccl().comm_init_rank_config(&comm, ranks, unique, rank, &config);
-  if (result != ncclSuccess && result != ncclInProgress)
-    throw CommError(CommFault::library, {rank, "world", "open", 0, {}}, nccl().get_error_string(result));
   std::vector<int> all(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) all[static_cast<std::size_t>(r)] = r;
   auto world = std::make_shared<NcclWorld>();
@@ -388,6 +388,11 @@ std::unique_ptr<Communicator> nccl_communicator(int rank, int ranks, const NcclI
   if (!mine.stream) {
     check_cuda(cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking), "cudaStreamCreate");
     mine.stream = world->stream;
+  }
+  ncclComm_t comm = nullptr;
+  if (const ncclResult_t result = nccl().comm_init_rank_config(&comm, ranks, unique, rank, &config); result != ncclSuccess && result != ncclInProgress) {
+    if (comm) nccl().comm_abort(comm);
+    throw CommError(CommFault::library, {rank, "world", "open", 0, {}}, nccl().get_error_string(result));
   }
   return std::make_unique<Nccl>("world", rank, std::move(all), std::move(world), comm, mine);
 }

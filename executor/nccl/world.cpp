@@ -25,6 +25,7 @@ void NcclWorld::abort(const std::string& why) noexcept {
       reason = why;
       aborted = true;
     }
+    if (!connected) return;
     // Revoke stops what is in flight without freeing: the owning thread may be inside a CUDA call that waits for it.
     if (nccl().comm_revoke) {
       for (ncclComm_t comm : live) nccl().comm_revoke(comm, kRevokeDefault);

@@ -15,6 +15,7 @@ namespace moeplan {
 struct NcclWorld {
   std::mutex mutex;                        ///< guards `live` and every use of a handle in it
   std::vector<ncclComm_t> live;
+  bool connected = false;                  ///< until then its owner, who polls, ends it: NCCL's threads still make it
   std::atomic<bool> aborted{false};
   std::string reason;                      ///< written once, before `aborted`
   std::vector<std::shared_ptr<void>> kept; ///< memory that was registered when all was aborted: until the last communicator is gone

@@ -222,6 +222,16 @@ TEST(Culprit, outside_steps_one_that_stands_still_in_a_call_is_blamed_long_befor
   EXPECT_FALSE(find_culprit({a, b, c}));
 }
 
+// As where the devices of all hang while they are opened.
+TEST(Culprit, where_all_stand_in_their_own_work_the_longest_is_named_in_the_end) {
+  EXPECT_FALSE(find_culprit({working(0, "world", 0, 2900, 400), working(1, "world", 0, 2790, 400)}));
+  const auto v = find_culprit({working(0, "world", 0, 2900, 400), working(1, "world", 0, 3000, 400)});
+  ASSERT_TRUE(v);
+  EXPECT_EQ(v->rank, 1);
+  expect_in("no work done for 3000 ms, nor by any other rank", v->text());
+  EXPECT_FALSE(find_culprit({working(0, "world", 0, 2900, 400), working(1, "world", 0, 300, 400)})) << "one goes on";
+}
+
 // What it waits for without turning may be just the one that has not come, and that one goes on.
 TEST(Culprit, one_that_stands_still_is_let_be_while_a_rank_has_not_come) {
   RankState a = turning(0, 900, 5), c = turning(2, 800, 790);
