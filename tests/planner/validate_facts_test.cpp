@@ -5,17 +5,10 @@
 #include "core/error.hpp"
 #include "planner/validate/facts.hpp"
 #include "planner/validate/predict.hpp"
+#include "tests/planner/validate_library.hpp"
 
 namespace moeplan::validation {
 namespace {
-
-const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
-
-Library library() {
-  Library out{kConfigs, load_words(kConfigs), {}};
-  out.models = read_models(load_json(kConfigs / "measured" / "models.json"), "models.json");
-  return out;
-}
 
 Row row(const char* framework, const char* title, const char* method) {
   Row r;

@@ -4,20 +4,10 @@
 
 #include "planner/validate/predict.hpp"
 #include "planner/validate/versions.hpp"
+#include "tests/planner/validate_library.hpp"
 
 namespace moeplan::validation {
 namespace {
-
-const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
-
-const Library& library() {
-  static const Library shipped = [] {
-    Library out{kConfigs, load_words(kConfigs), {}};
-    out.models = read_models(load_json(kConfigs / "measured" / "models.json"), "models.json");
-    return out;
-  }();
-  return shipped;
-}
 
 Row row_of(Json changes) {
   Json json = Json::parse(R"row({"id": "r", "source_title": "s", "framework": "Megatron-Bridge (Megatron-Core)",

@@ -4,17 +4,10 @@
 
 #include "core/error.hpp"
 #include "planner/validate/score.hpp"
+#include "tests/planner/validate_library.hpp"
 
 namespace moeplan::validation {
 namespace {
-
-const std::filesystem::path kConfigs = std::filesystem::path(MOEPLAN_SOURCE) / "configs";
-
-Library library() {
-  Library out{kConfigs, load_words(kConfigs), {}};
-  out.models = read_models(load_json(kConfigs / "measured" / "models.json"), "models.json");
-  return out;
-}
 
 Json row_json() {
   return Json::parse(R"row({"id": "r", "source_title": "s", "framework": "Megatron-Bridge (Megatron-Core)", "hardware": "h100-sxm-80gb", "num_gpus": 64, "gpus_per_node": 8, "model": "llama3-70b",
